@@ -27,6 +27,7 @@ FIXES = {
     "in force": "chorale silo reload --confirm if the change is meant, else change the file back",
     "policy": "correct the policy file; `chorale schema policy` says what each field may be",
     "data.path": "put the data there, or correct data.path: it is relative to the folder the agent starts in",
+    "dialect": "if who wrote the file agrees, put that line into data of the settings",
     "data.module": "install the module for this Python, or correct data.module",
     "objective": "install the module for this Python, or correct objective",
     "job": "correct the job file; `chorale schema job` says what each field may be",
@@ -55,6 +56,10 @@ class _Checked(checked.Findings):
     def problem(self, what: str, message: str) -> None:
         self.problems += 1
         self.found.problem(what, message, fix=FIXES.get(what, "ask for help with this sentence"))
+
+    def warn(self, what: str, message: str) -> None:
+        self.warnings += 1
+        self.found.warn(what, message, fix=FIXES[what])
 
 
 def examine(

@@ -44,7 +44,7 @@ def check(config: Path, job_file: Path | None, init: Path | None, is_json: bool)
     """Check settings, certificate, policy and data, and send nothing.
 
     With --job also whether the policy accepts it, every record against it, and one batch of each of its
-    phases. Nothing is spent and nothing written. Ends with 0 only if all is well.
+    phases. Nothing is spent and nothing written. Ends with 0 unless there is a problem.
     """
     from cli.silo.check import check_silo
 

@@ -31,9 +31,9 @@ from chorale.spec.training.class_rows import rows_in_words
 from cli.errors import CommandFailed
 from cli.output.facts import print_json
 from cli.silo.checks.described import check_analysis
-from cli.silo.checks.findings import Findings, propose, read_ledger
+from cli.silo.checks.findings import Findings, read_ledger
 from client.analysis.submission import read_job
-from client.errors import require_extra
+from client.errors import require_extra, with_hint
 from client.submission import initial_bytes, solved, start_notes, with_code
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Role, fingerprint
@@ -45,6 +45,7 @@ from silo_agent.rounds.data_sets import check_read, name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB
 from silo_agent.settings import SiloSettings, load_silo_settings
 from silo_agent.training.data.formats.memory import check_records, check_room
+from silo_agent.training.data.formats.proposals import proposed_dialect
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.settings import TABLE_FORMATS, DataSettings, rows_beyond_in_words, unit_told
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from silo_agent.training.data.base import SampleSet, SiloData
 
 MEGABYTE = 1 << 20
+FEW = 12  # problems of a file that may be written otherwise as a whole
 
 
 def check_silo(config: Path, job_file: Path | None, init: Path | None, *, is_json: bool = False) -> None:
@@ -76,9 +78,13 @@ def check_silo(config: Path, job_file: Path | None, init: Path | None, *, is_jso
         print_json({"problems": findings.problems, "findings": findings.rows})
     if findings.problems:
         what = "problem" if findings.problems == 1 else "problems"
-        raise CommandFailed(f"{findings.problems} {what}: this silo is not ready")
+        job = "" if job_file is None else f" --job {job_file}"
+        raise with_hint(
+            CommandFailed(f"{findings.problems} {what}: this silo is not ready"),
+            f"chorale doctor --config {config}{job} says what repairs each",
+        )
     if not is_json:
-        click.echo("all is well; nothing was sent")
+        click.echo(f"{'look at the warnings' if findings.warnings else 'all is well'}; nothing was sent")
 
 
 def _machine(settings: SiloSettings, findings: Findings) -> None:
@@ -138,6 +144,9 @@ def check_own_files(settings: SiloSettings, findings: Findings) -> dict[str, Pol
             if data_set.path is not None and not data_set.path.exists():
                 raise ConfigError(f"{data_set.path}: no such file or directory")
             findings.fine("data.path", str(data_set.path or "none is needed"))
+            if proposed := proposed_dialect(data_set):  # a person decides: no job reads by it
+                message = f"{data_set.path} may be written otherwise; by its first lines: {proposed}"
+                findings.warn("dialect", message)
         if data_set.module is not None:
             _entry_point(data_set.module, "data.module", findings)
     if settings.objective is not None:
@@ -309,13 +318,12 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
     problems = Problems()
     try:
         data = load_data(data_set, spec, problems=problems)
-    except ConfigError:
-        propose(data_set, spec)
-        raise
     finally:
-        for line in problems.lines:
+        lines = problems.lines
+        shown = lines[:FEW] if findings.warnings else lines
+        for line in shown:
             findings.problem("data", line)
-        if left := problems.unlisted:
+        if left := len(lines) - len(shown) + problems.unlisted:
             findings.problems += left
             click.echo(f"problem  data: and {left} more")
         for note in problems.notes:
@@ -324,6 +332,10 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
         findings.fine("drop", f"{times} records of {text!r} are left out, by data.drop")
     for what, times in problems.counted.items():
         findings.fine("counted", f"{times} {what}")
+    for name, times in problems.implausible.items():
+        if data.flow is not None and times > data.flow.readable / 2:
+            of = f"{name}: {times} of {data.flow.readable} values are not plausible"
+            findings.warn("column", f"{of}; has the file another unit? (data.units)")
     if data.rows_beyond:
         click.echo(rows_beyond_in_words(data_set, data.rows_beyond))
     for line in units_in_words(data_set.units, spec) if data_set.format in TABLE_FORMATS else ():
@@ -335,7 +347,6 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
     if data.flow is not None:
         click.echo(f"data: {data.flow.in_words()}")
     if problems.count:
-        propose(data_set, spec)
         click.echo(f"data: {counts} where a wrong cell counts as missing and a wrong record is left out")
     else:
         findings.fine("data", counts)

@@ -345,7 +345,7 @@ MACHINES: list[tuple[str, dict[str, Any], Values, State, str, str]] = [
     ("clock not kept", {"is_clock_kept": lambda: False}, {}, State.WARNING, "clock", "chrony"),
     ("disk full", {"free_bytes": lambda path: GB // 100}, {}, State.PROBLEM, "disk", "make room on the disk"),
     ("network disk", {"file_system": lambda path: "nfs4"}, {}, State.PROBLEM, "directory", "a local disk"),
-    ("no torch", {"torch_build": _cannot_load}, {}, State.PROBLEM, "torch", "pip install 'chorale[silo]'"),
+    ("no torch", {"torch_build": _cannot_load}, {}, State.PROBLEM, "torch", "pip install '.[silo]'"),
     ("no GPU", {}, {"device": "cuda"}, State.PROBLEM, "device", "install a build of torch for CUDA"),
     ("unused GPU", {"has_nvidia_driver": lambda: True}, {}, State.WARNING, "device", "torch for CUDA"),
 ]
@@ -421,6 +421,15 @@ def test_cell_that_does_not_fit_a_job_is_found_with_its_fix(ward: Ward) -> None:
     assert "line 62, column age: expected a number, got 'old'" in finding.message
     assert finding.fix.startswith("correct this cell, file or label, or leave its record out")
     assert "ask the operator to add it to the job's categories" in finding.fix
+
+
+def test_table_in_another_dialect_is_found_with_the_line_that_reads_it(ward: Ward) -> None:
+    table = ward.folder / "ward.csv"
+    table.write_text("age;sick\n" + "60,5;1\n" * 30)
+    (finding,) = ails(ward.silo(data={"format": "csv", "path": str(table)}))
+    assert (finding.check, finding.state) == ("dialect", State.WARNING)
+    assert finding.message.endswith('by its first lines: dialect: {delimiter: ";", decimal: ","}')
+    assert finding.fix == "if who wrote the file agrees, put that line into data of the settings"
 
 
 def test_agent_that_runs_is_asked_and_keeps_its_connection(ward: Ward) -> None:

@@ -251,5 +251,5 @@ def test_what_a_silo_shows_is_there_for_programs_too(finished: LocalFederation) 
     assert audit["is_intact"]
     assert audit["entries"] > 4
     checked = json.loads(run_cli("silo", "check", "--config", config, "--json").stdout)
-    assert checked["problems"] == sum(not each["is_fine"] for each in checked["findings"])
+    assert checked["problems"] == sum(each["state"] == "problem" for each in checked["findings"])
     assert checked["findings"][0]["what"] == "settings"

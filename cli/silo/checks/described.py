@@ -17,7 +17,7 @@ from chorale.runtime.files import read_limited
 from chorale.spec.analysis_spec import AnalysisSpec, DescribedColumn
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import state_to_bytes
-from cli.silo.checks.findings import Findings, propose, read_ledger
+from cli.silo.checks.findings import Findings, read_ledger
 from client.analysis.parts import published_parts
 from client.submission import solved
 from crypto.errors import ConfigError, printable
@@ -56,26 +56,18 @@ def check_analysis(
         _check_accepted(file, spec, settings, data_set, policy, findings)
     with findings.step("data", slow=f"reading data set {data_set.name}"):
         problems = Problems()
-        try:
-            most = None if policy is None else policy.most_records
-            table = load_table(data_set, spec, most=most, take_problems=problems.take)
-        except ConfigError:
-            propose(data_set, spec)
-            raise
+        most = None if policy is None else policy.most_records
+        table = load_table(data_set, spec, most=most, take_problems=problems.take)
         _tell_records(table, spec, data_set, policy, findings)
         for line in units_in_words(data_set.units, spec):
             click.echo(f"units: {line}")
-        foreign = [
+        for place in range(len(spec.columns)):
             _check_column(place, spec, table, data_set, problems, findings)
-            for place in range(len(spec.columns))
-        ]
         lines = problems.lines
         for line in lines[:SHOWN]:
             findings.fine("missing", line)
         if more := max(len(lines) - SHOWN, 0) + problems.unlisted:
             click.echo(f"missing: and {more} more")
-        if any(foreign):
-            propose(data_set, spec)
 
 
 def _check_accepted(
@@ -134,8 +126,8 @@ def _check_column(
     data_set: DataSettings,
     problems: Problems,
     findings: Findings,
-) -> bool:
-    """How many records fall into each part. Returns whether the file seems to hold something else."""
+) -> None:
+    """How many records fall into each part."""
     column = spec.columns[place]
     counts = np.bincount(table.parts_NC[:, place], minlength=column.partition.size).tolist()
     is_derived = column.name in data_set.derive
@@ -161,7 +153,6 @@ def _check_column(
         findings.fine("column", f"{told}, by data.absent")
     else:
         findings.fine("column", told)
-    return is_foreign
 
 
 def _parts(column: DescribedColumn) -> Sequence[str]:

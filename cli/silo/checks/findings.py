@@ -12,12 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chorale.spec.kinds import AnySpec
 from crypto.errors import ChoraleError
 from silo_agent.disclosure.policy.policy import Approval, Policy
 from silo_agent.settings import SiloSettings
-from silo_agent.training.data.formats.proposals import proposed_dialect
-from silo_agent.training.data.settings import DataSettings
 
 if TYPE_CHECKING:
     from silo_agent.disclosure.ledger.ledger import Ledger
@@ -25,26 +22,32 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Findings:
-    """What was looked at, a line each as it is known, and how many problems there were."""
+    """What was looked at, a line each as it is known, and how many problems and warnings there were."""
 
     problems: int = 0
+    warnings: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def fine(self, what: str, message: str) -> None:
-        self._tell(what, message, is_fine=True)
+        self._tell("ok", what, message)
 
     def problem(self, what: str, message: str) -> None:
         self.problems += 1
-        self._tell(what, message, is_fine=False)
+        self._tell("problem", what, message)
+
+    def warn(self, what: str, message: str) -> None:
+        """What may be wrong, as a person has to judge."""
+        self.warnings += 1
+        self._tell("warning", what, message)
 
     def accepted(self, policy: Policy) -> None:
         by = f", signed by {' or '.join(policy.operators)}" if policy.operators else ""
         waits = ", once it is approved (chorale silo approve)" if policy.approval is Approval.MANUAL else ""
         self.fine("acceptance", f"the policy accepts this job{by}{waits}")
 
-    def _tell(self, what: str, message: str, *, is_fine: bool) -> None:
-        self.rows.append({"what": what, "is_fine": is_fine, "message": message})
-        click.echo(f"{'ok' if is_fine else 'problem':<8} {what}: {message}")
+    def _tell(self, state: str, what: str, message: str) -> None:
+        self.rows.append({"state": state, "what": what, "message": message})
+        click.echo(f"{state:<8} {what}: {message}")
 
     def step(self, what: str, *, slow: str = "") -> Step:
         """An error in it is a problem, and the next step follows. slow: what to say before it begins."""
@@ -72,12 +75,6 @@ class Step(AbstractContextManager[None]):
             self.what, " ".join("; ".join([message, *getattr(error, "__notes__", ())]).split())
         )
         return True
-
-
-def propose(data_set: DataSettings, spec: AnySpec) -> None:
-    """A person decides: what is proposed is never read by."""
-    if proposed := proposed_dialect(data_set, spec):
-        click.echo(f"data: {data_set.path} may be written otherwise; by its first lines: {proposed}")
 
 
 @contextmanager

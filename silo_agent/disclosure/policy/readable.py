@@ -39,8 +39,7 @@ def check_readable(
     if readable is None:
         return
     if data_set not in readable:  # a data set that was renamed is not open by that
-        expected = f"one of {', '.join(readable)}" if readable else "none"
-        raise refusal_by(f"data set {data_set}", f"{expected} ({rule.value})", rule)
+        raise refusal_by(", ".join(readable) or "none", f"data set {data_set} in {rule.value}", rule)
     listed = readable[data_set]
     if listed is None:
         return

@@ -43,13 +43,9 @@ def files_below(folder: Path) -> dict[str, str]:
 
 
 def table_job(desk: Desk, **changes: object) -> Path:
-    return desk.job(
-        classes=2,
-        input_shape=[2],
-        columns=[{"name": "age", "mean": 50.0, "scale": 10.0}, {"name": "chol", "scale": 100.0}],
-        label_column="sick",
-        **changes,
-    )
+    columns = [{"name": "age", "mean": 50.0, "scale": 10.0}, {"name": "chol", "scale": 100.0}]
+    fields = {"classes": 2, "input_shape": [2], "columns": columns, "label_column": "sick"}
+    return desk.job(**{**fields, **changes})
 
 
 def table_silo(desk: Desk, text: str, *, unit: str | None = None, **changes: object) -> Path:
@@ -69,6 +65,43 @@ def test_a_table_in_another_dialect_is_proposed_and_its_flow_printed(desk: Desk,
     ended = chorale("silo", "check", "--config", config, "--job", table_job(desk))
     assert ended.code == 0, ended.out
     assert "data: 60 records found, 60 readable, 60 eligible, 60 labeled, 60 used\n" in ended.out
+
+
+def test_a_table_in_another_dialect_is_a_warning_without_a_job(desk: Desk, chorale: Calls) -> None:
+    """It said that all is well. Columns that the settings rename were found in no dialect."""
+    config = table_silo(desk, "Alter;chol;sick\n" + "60,5;250;1\n40;180;0\n" * 30)
+    data = {"format": "csv", "path": str(desk.folder / "table.csv"), "rename": {"Alter": "age"}}
+    for given in (data, {**data, "dialect": {"delimiter": ";"}}):
+        ended = chorale("silo", "check", "--config", desk.silo(data=given))
+        (told,) = [line for line in ended.out.splitlines() if line.startswith("warning")]
+        assert told.endswith('otherwise; by its first lines: dialect: {delimiter: ";", decimal: ","}')
+        assert (ended.code, ended.out.splitlines()[-1]) == (0, "look at the warnings; nothing was sent")
+    config = desk.silo(data={**data, "dialect": {"delimiter": ";", "decimal": ","}})
+    assert chorale("silo", "check", "--config", config).out.endswith("all is well; nothing was sent\n")
+
+
+def test_a_file_that_is_written_otherwise_shows_few_of_its_problems(desk: Desk, chorale: Calls) -> None:
+    pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+    rows = "".join(f'"{place},5",250,1\n' for place in range(30))
+    config = table_silo(desk, f"age,chol,sick\n{rows}")
+    ended = chorale("silo", "check", "--config", config, "--job", table_job(desk))
+    assert "problem  data: and 18 more\n" in ended.out
+    assert len(problems(ended)) == 13
+    assert "30 problems: this silo is not ready" in ended.err
+    assert "chorale doctor --config" in ended.err
+
+
+def test_a_column_of_hardly_plausible_values_is_a_warning(desk: Desk, chorale: Calls) -> None:
+    """In another unit all were missing, and all was well."""
+    pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+    job = table_job(desk, columns=[{"name": "age"}, {"name": "chol", "scale": 9.0, "plausible": [1, 60]}])
+    for wrong, is_told in ((31, True), (30, False)):
+        rows = "60,250,1\n" * wrong + "40,5,0\n" * (60 - wrong)
+        config = table_silo(desk, f"age,chol,sick\n{rows}")
+        ended = chorale("silo", "check", "--config", config, "--job", job)
+        assert ended.code == 0, ended.out
+        told = f"warning  column: chol: {wrong} of 60 values are not plausible; has the file another unit?"
+        assert (told in ended.out) == is_told
 
 
 def problems(ended: Ended) -> list[str]:

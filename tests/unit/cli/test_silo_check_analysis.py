@@ -7,6 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from chorale.job import SignedJob
 from silo_agent.disclosure.ledger.analyses import note_recovered
 from silo_agent.disclosure.ledger.ledger import Ledger
@@ -135,7 +137,7 @@ def test_every_refusal_is_a_finding(desk: Desk, chorale: Calls) -> None:
     policy = {"federation": "test", "min_silos": 5, "inputs": {"ward": ["sex", "age"]}}
     config = silo(desk, ROWS[:5], policy=policy)
     ended = chorale("silo", "check", "--config", config, "--job", analysis(desk), "--json")
-    told = [each["message"] for each in json.loads(ended.out)["findings"] if not each["is_fine"]]
+    told = [each["message"] for each in json.loads(ended.out)["findings"] if each["state"] != "ok"]
     assert told == [
         "policy: expected inputs of sex, age (data set ward), got 'chol'",
         "policy: expected at least 5, got 3 silos (min_silos)",
@@ -147,7 +149,16 @@ def test_every_refusal_is_a_finding(desk: Desk, chorale: Calls) -> None:
 def test_a_policy_without_measurements_refuses_means(desk: Desk, chorale: Calls) -> None:
     config = silo(desk, ROWS, policy={"federation": "test", "analyses": {"exact": "allow"}})
     (told,) = found(chorale("silo", "check", "--config", config, "--job", analysis(desk)), "problem")
-    assert told == "acceptance: policy: expected none (analyses.measurements), got data set ward"
+    assert told == "acceptance: policy: expected data set ward in analyses.measurements, got none"
+
+
+def test_a_formula_is_checked_as_it_would_be_submitted(desk: Desk, chorale: Calls) -> None:
+    """The check called it an unknown field."""
+    pytest.importorskip("formulaic")
+    model = {"formula": "sex ~ age", "family": "logistic"}
+    job = analysis(desk, columns=[SEX, AGE], group=None, model=model)
+    ended = chorale("silo", "check", "--config", silo(desk, ROWS), "--job", job)
+    assert (ended.code, found(ended, "problem")) == (0, []), ended.out
 
 
 def test_an_analysis_that_the_data_set_has_no_room_for_is_refused(desk: Desk, chorale: Calls) -> None:

@@ -23,6 +23,7 @@ from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.records import records_of
 from silo_agent.training.data.settings import DataSettings, SettingsFault, reading_in_words
+from silo_agent.training.data.table.derived import DerivedColumn
 from silo_agent.training.data.table.dialect import TableDialect
 from tests.fuzz.data import PRIVACY
 from tests.unit.data.loading import load, make_job
@@ -170,11 +171,19 @@ def test_what_check_proposes_reads_the_file_as_it_is_meant(
         writer.writerow([*HEAD.split(","), "größe"])
         writer.writerows([written(value, dialect), *rest, "é"] for value, *rest in rows)
     given = DataSettings(format="csv", path=path, holdout=0.0)
-    proposed = yaml.safe_load(proposed_dialect(given, table_job()) or "{}").get("dialect", {})
+    proposed = yaml.safe_load(proposed_dialect(given) or "{}").get("dialect", {})
     read = load(table_job(), format="csv", path=path, holdout=0.0, dialect=proposed)
     assert read.train.features[:, 0].tolist() == [np.float32(f"{value:f}") for value, *_ in rows]
     told = given.model_copy(update={"dialect": TableDialect(**proposed)})
-    assert proposed_dialect(told, table_job()) == "", "nothing is better than what reads all"
+    assert proposed_dialect(told) == "", "nothing is better than what reads all"
+
+
+def test_days_are_proposed_where_another_column_derives_from_them(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("born,seen,smoker\n03.05.1960,31.12.2020,yes\n")
+    given = DataSettings(format="csv", path=tmp_path / "t.csv")
+    assert proposed_dialect(given) == "", "they are texts that nothing computes with"
+    deriving = given.model_copy(update={"derive": {"age": DerivedColumn(years=("born", "seen"))}})
+    assert proposed_dialect(deriving) == 'dialect: {dates: "DD.MM.YYYY"}'
 
 
 def test_settings_of_a_table_are_told_to_who_approves() -> None:

@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from chorale.spec.kinds import AnySpec
 from silo_agent.training.data.formats.tables import MISSING
 from silo_agent.training.data.settings import DataFormat, DataSettings
 from silo_agent.training.data.table.dialect import TableDialect
@@ -33,17 +32,17 @@ NUMBERS: tuple[tuple[Any, Any], ...] = (
 DATES = ("DD.MM.YYYY", "DD/MM/YYYY", "MM/DD/YYYY", "YYYY/MM/DD", "DD-MM-YYYY")  # ISO 8601 needs no word
 
 
-def proposed_dialect(settings: DataSettings, job: AnySpec) -> str:
-    """The line of the silo's settings by which more of the job's columns and numbers are read; empty where
-    there is none better."""
-    if settings.format is not DataFormat.CSV or settings.path is None or job.columns is None:
+def proposed_dialect(settings: DataSettings) -> str:
+    """The line of the silo's settings by which more columns, numbers and days that others derive from are
+    read; empty where there is none better."""
+    if settings.format is not DataFormat.CSV:
         return ""
-    numbers = [column.name for column in job.columns_read if column.categories is None]
     try:
-        wanted = [*(column.name for column in job.columns_read), *job.label_columns]
-        best, _ = likely_dialect(settings, wanted=wanted, numbers=numbers)
+        best, _ = likely_dialect(settings)
     except OSError:
         return ""
+    if not settings.derive:  # nothing computes with its days
+        best = best.model_copy(update={"dates": settings.dialect.dates})
     return "" if best == settings.dialect else f"dialect: {in_line(best)}"
 
 
@@ -53,11 +52,8 @@ def in_line(dialect: TableDialect) -> str:
     return "{" + ", ".join(f"{name}: {json.dumps(value)}" for name, value in fields.items()) + "}"
 
 
-def likely_dialect(
-    settings: DataSettings, *, wanted: Sequence[str] | None = None, numbers: Sequence[str] | None = None
-) -> tuple[TableDialect, list[str]]:
-    """By which most of the wanted columns and of those numbers are read, and other meanings that they have.
-    None: of all columns, and then of their days, too. Raises OSError."""
+def likely_dialect(settings: DataSettings) -> tuple[TableDialect, list[str]]:
+    """By which most columns, numbers and days are read, and other meanings that they have. Raises OSError."""
     now = settings.dialect
     assert settings.path is not None  # DataSettings refuses a csv without it
     content = _beginning(settings.path)
@@ -67,15 +63,12 @@ def likely_dialect(
 
     def fitting(delimiter: str) -> tuple[int, int]:
         names, rows = tables[delimiter]
-        if wanted is not None:
-            return len({*wanted} & {*names}), 0
         return sum(len(row) == len(names) > 1 for row in rows), len(names)
 
     delimiter = max(tables, key=fitting)  # the first of equals
     names, rows = tables[delimiter]
     columns = [
-        [row[at] for row in rows if at < len(row) and row[at] not in MISSING]
-        for at in (names.index(name) for name in (names if numbers is None else numbers) if name in names)
+        [row[at] for row in rows if at < len(row) and row[at] not in MISSING] for at in range(len(names))
     ]
     cells = [cell for column in columns for cell in column]
     forms = [now, *(TableDialect(decimal=point, thousands=by) for point, by in NUMBERS)]
@@ -88,7 +81,7 @@ def likely_dialect(
         for each in forms[1:]
         if _read(cells, each) == most and _differ(cells, each, best)
     ]
-    if wanted is None and now.dates is None:
+    if now.dates is None:
         read = {form: sum(_are_days(column, form) for column in columns) for form in DATES}
         likely = [form for form in DATES if read[form] and read[form] == max(read.values())]
         found["dates"] = likely[0] if likely else None
