@@ -69,6 +69,24 @@ def test_a_table_is_described_and_proposed_whatever_holds_it(desk: Desk, chorale
     assert described(desk, chorale, "--write", file, **data).code == 2, "nothing is overwritten"
 
 
+def test_what_the_settings_say_of_a_table_is_in_its_proposal(desk: Desk, chorale: Calls) -> None:
+    """It proposed categories as the file spells them, which a job of `values` does not know."""
+    days = "02.01.1960;03.01.2020;1;müde\n03.01.1970;04.01.2020;0;\n" * 5
+    (desk.folder / "t.csv").write_text(f"born;seen;raucht;größe\n{days}")
+    ended = described(
+        desk,
+        chorale,
+        format="csv",
+        path=str(desk.folder / "t.csv"),
+        rename={"raucht": "smoker"},
+        values={"smoker": {"1": "yes", "0": "no"}, "größe": {"müde": "tired"}},
+        derive={"age": {"years": ["born", "seen"]}},
+    )
+    assert "columns:\n- {name: age}\n# not born: days\n" in ended.out
+    assert "- {name: smoker, categories: ['no', 'yes']}\n- {name: größe, categories: [tired]}\n" in ended.out
+    assert "  values: {größe: {müde: tired}, smoker: {'0': 'no', '1': 'yes'}}\n" in ended.out
+
+
 def test_texts_beside_numbers_rare_texts_and_missing_ones_are_told(desk: Desk, chorale: Calls) -> None:
     rows = ["age,sex\n"] + [f"{place},{'fm'[place % 2]}\n" for place in range(20)]
     (desk.folder / "t.csv").write_text("".join([*rows, "old,x\n", "?,\x1b[2J\n", '1,"f\n']))

@@ -76,8 +76,11 @@ def _column(name: str, cells: Cells, settings: DataSettings) -> Column:
         dialect = TableDialect()
     else:
         found, dialect = Counter(cells), settings.dialect
-    known = MISSING.union(settings.missing.get(name, ()))
-    counts = Counter({text: times for text, times in found.items() if text not in known})
+    stands_for, known = settings.values.get(name, {}), MISSING.union(settings.missing.get(name, ()))
+    counts = Counter[str]()
+    for cell, count in found.items():
+        if cell not in known:
+            counts[stands_for.get(cell, cell)] += count
     numbers = {text: value for text in counts if np.isfinite(value := dialect.number(text))}
     days = {text: day for text in counts if ISO_DAY.fullmatch(day := dialect.date(text))}
     kind, extent, fitting = "texts", "", set(counts)
@@ -107,10 +110,13 @@ def _listed(counts: Counter[str], most: int) -> str:
 def proposal(settings: DataSettings, columns: list[Column]) -> str:
     """`data:` of the silo's settings and `columns:` of a job, as YAML with remarks."""
     given = settings.model_dump(mode="json", exclude_defaults=True, by_alias=True)
-    lines = ["# For the silo's settings:", dump({"data": given}).removesuffix("...\n").rstrip()]
-    lines += [
+    lines = [
+        "# For the silo's settings:",
+        "data:",
+        *(f"  {name}: {dump(value, in_one_line=True)}" for name, value in given.items()),
         "# For a job: strike what it does not need. Its institutions agree on mean, scale, fill and unit.",
         "columns:",
+        *(f"- {dump({'name': name}, in_one_line=True)}" for name in settings.derive),
     ]
     for column in columns:
         if column.kind in ("numbers", "whole numbers"):
