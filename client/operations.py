@@ -169,6 +169,10 @@ class Operations:
             return printed(first.summary), with_facts(_model_bytes(stream), {})
         if isinstance(spec, AnalysisSpec):
             return printed(first.summary), with_facts(_model_bytes(stream), analysis_facts(spec_bytes))
+        if spec.rounds and not first.summary.rounds_completed and first.summary.status != "done":
+            raise ConfigError(
+                f"job {job_digest.hex()[:12]}: no round was applied, so there is no trained model"
+            )
         closing: Mapping[str, float | None] = {}
         round, arm = first.summary.model_round, None
         if TEMPERATURE in spec.method.task.asked or spec.arms:

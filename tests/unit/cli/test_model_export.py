@@ -8,6 +8,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from chorale.spec.state import state_parts
 from chorale.v1 import operations_pb2
 from chorale_models import Sizes, model
 from client.operations import Operations
-from crypto.errors import RemoteProtocolError
+from crypto.errors import ConfigError, RemoteProtocolError
 from tests.unit.cli.conftest import Calls
 
 torch = pytest.importorskip("torch", reason="needs the extra silo")
@@ -151,7 +152,7 @@ def test_a_model_that_torch_cannot_export_has_no_onnx_file_and_says_why(
     preprocessing = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
     assert (preprocessing["label_column"], preprocessing["columns"][3]["name"]) == (["sick"], "column-3")
     assert ended.err == (
-        "no model.onnx: it needs the extra 'export' (no onnxscript here): pip install 'chorale[export]'\n"
+        "no model.onnx: it needs the extra 'export' (no onnxscript here): pip install '.[export]'\n"
     )
 
 
@@ -284,21 +285,36 @@ def test_names_of_options_are_literals_of_the_script(monkeypatch: pytest.MonkeyP
     assert [(each.arg, ast.literal_eval(each.value)) for each in made.keywords] == [(None, options)]
 
 
+def fetched(text: bytes, data: bytes, **summary: Any) -> bytes:
+    """What an operator gets of a coordinator that sends this."""
+    first, chunk = operations_pb2.FetchMessage(), operations_pb2.FetchMessage()
+    first.job.spec, chunk.chunk.data = text, data
+    for name, value in summary.items():
+        setattr(first.summary, name, value)
+    operations = Operations.__new__(Operations)
+    operations._stub = SimpleNamespace(FetchModel=lambda _: iter([first, chunk]))
+    return b"".join(operations.fetch(hashlib.sha256(text).digest())[1])
+
+
+@pytest.mark.parametrize(
+    "rounds, status, is_trained", [(3, "failed", False), (3, "done", True), (0, "", True)]
+)
+def test_a_model_that_no_round_changed_is_not_handed_out(rounds: int, status: str, is_trained: bool) -> None:
+    """It was written as one that three silos trained. A job without rounds tests a given model."""
+    job = make_job(rounds=rounds, strategy={"preset": "fedavg"})
+    state = b"".join(state_parts(initial_state(job)))
+    with nullcontext() if is_trained else pytest.raises(ConfigError, match="no round was applied"):
+        assert fetched(job.to_yaml(), state, status=status)
+
+
 @pytest.mark.parametrize("of_this_release", [True, False])
 def test_metadata_of_the_coordinator_are_refused(of_this_release: bool) -> None:
     job = make_job()
     text = job.to_yaml() if of_this_release else b"field: of an earlier release"
     digest, state = hashlib.sha256(text).digest(), b"".join(state_parts(initial_state(job)))
     foreign = safetensors.numpy.save(safetensors.numpy.load(state), metadata={"round": "of the coordinator"})
-
-    def fetched(data: bytes) -> bytes:
-        first, chunk = operations_pb2.FetchMessage(), operations_pb2.FetchMessage()
-        first.summary.model_round, first.job.spec, chunk.chunk.data = 1, text, data
-        operations = Operations.__new__(Operations)
-        operations._stub = SimpleNamespace(FetchModel=lambda _: iter([first, chunk]))
-        return b"".join(operations.fetch(digest)[1])
-
-    _, facts = open_model(fetched(state))
+    done = {"model_round": 1, "rounds_completed": 1}
+    _, facts = open_model(fetched(text, state, **done))
     assert facts == (facts_of(job, job_digest=digest, round=1) if of_this_release else {})
     with pytest.raises(RemoteProtocolError, match="expected a state, which has no metadata"):
-        fetched(foreign)
+        fetched(text, foreign, **done)
