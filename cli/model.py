@@ -240,7 +240,8 @@ def _shown(spec: JobSpec, facts: Mapping[str, str], temperature: float | None) -
         yield f"classes: {_some(spec.class_names) if spec.class_names else spec.classes}"
     if spec.columns is not None:
         yield f"label: {_some(spec.label_columns)}"
-        yield from (f"  {_column(each)}" for each in spec.columns)
+        fills = not spec.grows_trees
+        yield from (f"  {_column(each, fills=fills)}" for each in spec.columns)
 
 
 def _privacy(epsilon: str | None, delta: str | None) -> str:
@@ -250,17 +251,17 @@ def _privacy(epsilon: str | None, delta: str | None) -> str:
     return f"privacy: {target} at delta {delta}, for the whole job"
 
 
-def _column(column: ColumnSpec) -> str:
+def _column(column: ColumnSpec, *, fills: bool) -> str:
+    """fills: whether something stands for a missing value."""
     if column.categories is not None:
         rare = f"; {_some(column.rare_texts)} read as missing" if column.rare_texts else ""
         return f"{column.name}: one of {_some(column.categories)}{rare}"
     unit = "" if column.unit is None else f" in {column.unit}"
     believed = "" if column.plausible is None else " from {:g} to {:g}".format(*column.plausible)
     # 9 digits: stated in another job, they standardize alike
-    scaled = (
-        f"{column.mean:.9g} subtracted, divided by {column.scale:.9g}; {column.fill:.9g} where it is missing"
-    )
-    return f"{column.name}: a number{unit}{believed}, {scaled}"
+    scaled = f"{column.mean:.9g} subtracted, divided by {column.scale:.9g}"
+    filled = f"; {column.fill:.9g} where it is missing" if fills else ""
+    return f"{column.name}: a number{unit}{believed}, {scaled}{filled}"
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -367,6 +367,13 @@ def test_show_says_what_a_model_was_trained_on(tmp_path: Path, chorale: Calls) -
     assert believed in chorale("model", "show", file).out.splitlines()
 
 
+def test_show_says_of_no_column_of_trees_that_it_is_filled(tmp_path: Path, chorale: Calls) -> None:
+    file = tmp_path / "m.safetensors"
+    given = {"strategy": {"preset": "trees"}, "model": {"name": "trees"}, "training": {"learning_rate": 0.3}}
+    written(file, table_job(columns=[{"name": "age", "mean": 50, "scale": 20}, COLUMNS[1]], **given))
+    assert "  age: a number, 50 subtracted, divided by 20" in chorale("model", "show", file).out.splitlines()
+
+
 def test_what_a_strangers_file_says_steers_no_terminal(tmp_path: Path, chorale: Calls) -> None:
     file = tmp_path / "m.safetensors"
     written(file, table_job())
