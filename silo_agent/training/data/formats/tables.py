@@ -11,6 +11,7 @@ N = rows, D = inputs that the columns make.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -163,7 +164,8 @@ def check_own_headings(source: str, names: Sequence[str], own: Sequence[str]) ->
 def check_headings(source: str, names: Sequence[str], wanted: Sequence[str]) -> None:
     """Raises ConfigError that names all that the table lacks."""
     if len(set(names)) != len(names):
-        raise ConfigError(f"{source}: a column is named twice: {', '.join(names)}")
+        twice = ", ".join(repr(name) for name, times in Counter(names).items() if times > 1)
+        raise ConfigError(f"{source}: a column is named twice: {twice}")
     known = set(names)
     missing = [repr(name) for name in dict.fromkeys(wanted) if name not in known]
     if missing:
