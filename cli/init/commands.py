@@ -181,6 +181,7 @@ def silo(
     _report(files)
     _next(
         f"send {home / f'{name}.csr'} to the authority",
+        *(() if data is None else (f"chorale silo describe --config {path}",)),
         f"put {name}.crt and authority.crt, which come back, into {home}",
         f"chorale doctor --config {path}",
         f"chorale silo run --config {path}",

@@ -118,6 +118,13 @@ def test_files_name_every_format_and_what_an_address_listens_on(chorale: Calls, 
     assert "0.0.0.0 is every interface of this machine, 127.0.0.1 this machine alone" in listen
 
 
+@pytest.mark.parametrize("data", [(), ("--format", "csv", "--path", "ward.csv")])
+def test_data_of_ones_own_are_described_next(chorale: Calls, tmp_path: Path, data: tuple[str, ...]) -> None:
+    """Nothing said how to find out what goes into the settings of a table."""
+    ended = chorale("init", "silo", *FEDERATION, *HUB, "--name", "a", *data, "--out", tmp_path)
+    assert (f"  chorale silo describe --config {tmp_path / 'silo.yaml'}\n" in ended.out) == bool(data)
+
+
 def test_nothing_is_overwritten_and_nothing_is_half_written(chorale: Calls, tmp_path: Path) -> None:
     home = tmp_path / "a"
     home.mkdir()
