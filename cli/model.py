@@ -11,23 +11,31 @@ from typing import Any
 
 import click
 
-from chorale.runtime.files import read_limited
+from chorale.runtime.files import read_limited, write_atomic
 from chorale.runtime.software import own_software
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import described_job, read_model, temperature_of
+from chorale.spec.model_file import RECALIBRATED, Line, described_job, line_of, read_model, with_facts
 from chorale.spec.samples.column_specs import ColumnSpec
 from chorale.spec.samples.computed_columns import with_computed
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
+from chorale.spec.state import state_parts
 from cli.keys import check_new
 from client.errors import printable, require_extra, with_hint
 from crypto.errors import ConfigError
 from silo_agent.training.data.settings import DataSettings
 from strategies.base import MODEL, Arrays
+from strategies.tasks.temperature import TEMPERATURE
 
 OUTS = (".csv", ".parquet")
 SHOWN = 12  # columns and classes in a line
 
 FILE = click.argument("file", type=click.Path(path_type=Path), metavar="FILE.safetensors")
+CONFIG = click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="The silo's settings file, or its `data` alone: how DATA is written, or what is read without it.",
+)
+DATA_SET = click.option("--data-set", help="Name of the data set in --config, where it has several.")
 BASE_MODELS = click.option(
     "--base-models",
     type=click.Path(path_type=Path),
@@ -50,8 +58,7 @@ def model() -> None:
 def show(file: Path) -> None:
     """Say what a model was trained on, and what it takes and gives."""
     spec, _, facts = _described(file)
-    temperature = temperature_of(facts, source=str(file))
-    for line in _shown(spec, facts, temperature):
+    for line in _shown(spec, facts, line_of(facts, source=str(file))):
         click.echo(printable(line))
 
 
@@ -90,12 +97,8 @@ def export(file: Path, out: Path, base_models: Path | None, run_code_of: str | N
     type=click.Path(path_type=Path),
     help="File for the answers, .csv or .parquet; masks go into the folder `masks` beside it.",
 )
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    help="The silo's settings file, or its `data` alone: how DATA is written, or what is read without it.",
-)
-@click.option("--data-set", help="Name of the data set in --config, where it has several.")
+@CONFIG
+@DATA_SET
 @BASE_MODELS
 @RUN_CODE_OF
 def predict(
@@ -116,7 +119,7 @@ def predict(
     require_extra("silo", "torch", what="model predict, which builds the model,")
     from silo_agent.training.models.state import loaded_model
     from silo_agent.training.predicting.answers import THRESHOLD, kind_of
-    from silo_agent.training.predicting.inputs import guessed_format, inputs_in
+    from silo_agent.training.predicting.inputs import inputs_in
     from silo_agent.training.predicting.predict import MASKS, predictions, write_columns
 
     if out.suffix not in OUTS:
@@ -126,12 +129,7 @@ def predict(
     spec, arrays, facts = _opened(file, run_code_of)
     if spec.method.task.word == "segmentation":
         check_new(out.parent / MASKS, what="a folder")
-    if config is not None:
-        settings = _data_set(config, data, data_set)
-    elif data is not None:
-        settings = check_values(DataSettings, {"format": guessed_format(data), "path": data}, source="DATA")
-    else:
-        raise ConfigError("DATA: a value is required, or --config")
+    settings = _data_set(config, data, data_set)
     try:
         inputs = inputs_in(settings, spec)
     except ConfigError as error:
@@ -147,13 +145,13 @@ def predict(
         if sys.stderr.isatty():
             click.echo(f"\r{done} of {total}", err=True, nl=done == total)
 
-    temperature = temperature_of(facts, source=str(file))
-    columns = predictions(model, inputs, spec, masks=out.parent / MASKS, temperature=temperature, tell=tell)
+    line = line_of(facts, source=str(file))
+    columns = predictions(model, inputs, spec, masks=out.parent / MASKS, line=line, tell=tell)
     origin = {
         "model": {"file": file.name, "sha256": _digest(file), **_of_model(facts)},
         "inputs": [{"file": name, "sha256": _digest(each)} for name, each in _files(settings.path)],
-        "answers": kind_of(spec, temperature),
-        "temperature": temperature,
+        "answers": kind_of(spec, line),
+        "line": None if line is None else line.model_dump(),
         "threshold": THRESHOLD if spec.method.task.word == "multi-label" else None,
         "chorale": own_software().version,
     }
@@ -162,6 +160,67 @@ def predict(
     click.echo(f"{out}: {len(inputs.names) - unread} answers, {unread} inputs that cannot be read")
     if unread and unread == len(inputs.names):
         raise ConfigError(f"{out}: no input can be read, its remarks say why")
+
+
+@model.command()
+@FILE
+@click.argument("data", type=click.Path(path_type=Path), required=False)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="File for the model.")
+@CONFIG
+@DATA_SET
+@click.option(
+    "--slope", type=float, help="With --intercept and no data: `calibration_slope` of a job's report."
+)
+@click.option("--intercept", type=float, help="`calibration_intercept` of that report.")
+@BASE_MODELS
+@RUN_CODE_OF
+def recalibrate(
+    file: Path,
+    data: Path | None,
+    out: Path,
+    config: Path | None,
+    data_set: str | None,
+    slope: float | None,
+    intercept: float | None,
+    base_models: Path | None,
+    run_code_of: str | None,
+) -> None:
+    """Fit a classifier's log odds to labeled records of your own, none of which trained it.
+
+    Of two classes the answers' log odds become intercept + slope x the network's, of more they are divided by
+    a temperature. Nothing leaves this machine. --out has the network of FILE and that line, in the place of
+    what FILE has; it is no job's own model any more, and evidence of the job does not fit it.
+    """
+    check_new(out, what="a file")
+    spec, arrays, facts = _opened(file, run_code_of)
+    if spec.method.task.word != "classification":
+        word = spec.method.task.word
+        raise ConfigError(
+            f"{file}: expected the task classification, whose answers have log odds, got {word}"
+        )
+    if slope is not None or intercept is not None:
+        if None in (slope, intercept) or data is not None or config is not None or spec.classes != 2:
+            raise ConfigError("--slope and --intercept: expected both, no data and a model of two classes")
+        given = {"slope": slope, "intercept": intercept, "model": _digest(file)}
+        line = check_values(Line, given, source="", options={"slope": "--slope", "intercept": "--intercept"})
+    else:
+        require_extra("silo", "torch", what="model recalibrate, which builds the model,")
+        from silo_agent.training.models.state import loaded_model
+        from silo_agent.training.predicting.recalibrating import fitted_line, logits_of
+
+        settings = _data_set(config, data, data_set)
+        outputs, targets, problems = logits_of(
+            loaded_model(spec, arrays, base_models=base_models), settings, spec
+        )
+        for problem in problems:
+            click.echo(problem, err=True)
+        before = line_of(facts, source=str(file))
+        line, found = fitted_line(outputs, targets, before=before, model=_digest(file))
+        click.echo("\n".join(found))
+    facts = {name: text for name, text in facts.items() if name != TEMPERATURE}
+    facts[RECALIBRATED] = line.model_dump_json(exclude_none=True)
+    write_atomic(out, b"".join(with_facts(state_parts(arrays), facts)))
+    click.echo(f"{out}: written")
 
 
 def _opened(file: Path, run_code_of: str | None) -> tuple[JobSpec, Arrays, Mapping[str, str]]:
@@ -188,8 +247,14 @@ def _described(file: Path) -> tuple[JobSpec, Arrays, Mapping[str, str]]:
     return spec, arrays, facts
 
 
-def _data_set(config: Path, data: Path | None, name: str | None) -> DataSettings:
-    """What --config says of the data, with DATA in the place of its file."""
+def _data_set(config: Path | None, data: Path | None, name: str | None) -> DataSettings:
+    """What --config says of the data, with DATA in the place of its file; else what DATA looks like."""
+    from silo_agent.training.predicting.inputs import guessed_format
+
+    if config is None:
+        if data is None:
+            raise ConfigError("DATA: a value is required, or --config")
+        return check_values(DataSettings, {"format": guessed_format(data), "path": data}, source="DATA")
     values = parse_mapping(read_limited(config, MAX_BYTES), source=str(config))
     listed = values.get("data", values)
     listed = listed if isinstance(listed, list) else [listed]
@@ -224,7 +289,7 @@ def _of_model(facts: Mapping[str, str]) -> dict[str, Any]:
     return {name: facts[name] for name in named if name in facts}
 
 
-def _shown(spec: JobSpec, facts: Mapping[str, str], temperature: float | None) -> Iterator[str]:
+def _shown(spec: JobSpec, facts: Mapping[str, str], line: Line | None) -> Iterator[str]:
     name, method, version = (facts.get(each, "unknown") for each in ("name", "method", "chorale"))
     yield f"{name}: {method}, after round {facts['round']} of job {facts['job'][:12]}"
     if "global_model" in facts:
@@ -233,8 +298,12 @@ def _shown(spec: JobSpec, facts: Mapping[str, str], temperature: float | None) -
     yield _privacy(facts.get("epsilon"), facts.get("delta"))
     if "search" in facts:
         yield f"search: the model of {facts['search']}"
-    if temperature is not None:
-        yield f"temperature: {temperature:g}, fitted to the silos' hold-outs"
+    if line is not None and RECALIBRATED in facts:
+        fit = "given" if line.records is None else f"fitted without noise to {line.records} records"
+        origin = (line.model or "unknown")[:12]
+        yield f"recalibrated: {line.intercept:g} + {line.slope:g} x the log odds of file {origin}, {fit}"
+    elif line is not None:
+        yield f"temperature: {1 / line.slope:g}, fitted to the silos' hold-outs"
     yield f"task: {spec.method.task.word}; network: {spec.model.name}; input {list(spec.input_shape)}"
     if spec.class_names or spec.classes:
         yield f"classes: {_some(spec.class_names) if spec.class_names else spec.classes}"

@@ -19,7 +19,7 @@ from chorale.spec.fields import check_federation, check_not_over
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.kinds import AnySpec
-from chorale.spec.model_file import read_model
+from chorale.spec.model_file import RECALIBRATED, read_model
 from chorale.spec.selection import draws, expected_cohort_changes, is_by_groups, redraws
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes, state_to_bytes
@@ -284,7 +284,9 @@ def _given(spec: JobSpec, init: Path, base: bytes) -> GlobalState:
             f"python -c 'import torch, safetensors.torch as s; s.save_file({{k: v.contiguous() for k, v in "
             f'torch.load("{init}", weights_only=True).items()}}, "{init.with_suffix(".safetensors")}")\'',
         )
-    given, _ = read_model(init)
+    given, facts = read_model(init)
+    if RECALIBRATED in facts:
+        raise ConfigError(f"{init}: it is recalibrated, which no job knows; expected the file before")
     if any(name.startswith(MODEL) for name in given):
         _check_model(spec, given, source=init)
         # what the job that made the file summed besides stays behind: a job begins with a model alone

@@ -15,15 +15,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from chorale.runtime.files import Part, read_limited
 from chorale.spec.analysis_spec import AnalysisSpec
+from chorale.spec.fields import Sha256, SpecPart
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.settings_file import check_values, parse_mapping
 from chorale.spec.state import MAX_HEADER_BYTES, state_from_bytes
 from crypto.errors import ConfigError, RemoteProtocolError
 from strategies.base import Array
 from strategies.expected import got
 from strategies.tasks.temperature import LEAST, MOST, TEMPERATURE
 
+RECALIBRATED = "recalibrated"  # fact of a file that is no job's own: a Line
 METADATA = "__metadata__"  # of a safetensors header
 ANALYSIS = "analysis"  # fact of a file of results: the job as it was signed
 MAX_MODEL_BYTES = 4 << 30
@@ -99,8 +104,25 @@ def _fitted(temperature: float | None) -> dict[str, str]:
     return {TEMPERATURE: f"{temperature:.6g}"}
 
 
-def temperature_of(facts: Mapping[str, str], *, source: str) -> float | None:
-    """What answers are divided by before the softmax; None for a model without one. Raises ConfigError."""
+class Line(SpecPart):
+    """Log odds of answers: the network's times the slope, and the second of two classes plus the intercept.
+
+    records: that it was fitted to; None: it was given. model: SHA-256 of the file that was recalibrated; None
+    for the temperature of a job, 1 / slope.
+    """
+
+    slope: float = Field(ge=1.0 / MOST, le=1.0 / LEAST)
+    intercept: float = Field(default=0.0, allow_inf_nan=False)
+    records: int | None = None
+    model: Sha256 | None = None
+
+
+def line_of(facts: Mapping[str, str], *, source: str) -> Line | None:
+    """What becomes of the network's outputs before the softmax; None: nothing. Raises ConfigError."""
+    if RECALIBRATED in facts:
+        where = f"{source}: its metadata: {RECALIBRATED}"
+        said = facts[RECALIBRATED].encode(errors="surrogatepass")
+        return check_values(Line, parse_mapping(said, source=where), source=where)
     if TEMPERATURE not in facts:
         return None
     try:
@@ -110,7 +132,7 @@ def temperature_of(facts: Mapping[str, str], *, source: str) -> float | None:
     if not LEAST <= found <= MOST:
         message = f"expected a number from {LEAST:g} to {MOST:g}, got {got(facts[TEMPERATURE])}"
         raise ConfigError(f"{source}: its metadata: {TEMPERATURE}: {message}")
-    return found
+    return Line(slope=1.0 / found)
 
 
 def described_job(facts: Mapping[str, str], *, source: str) -> JobSpec:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import DESCRIBED, temperature_of
+from chorale.spec.model_file import DESCRIBED, line_of
 from crypto.errors import ConfigError
 from silo_agent.training.exporting.trial import (
     PREDICT,
@@ -79,10 +79,10 @@ def export(
         outputs = model(inputs)
     with TemporaryDirectory() as made:
         rows = made_up_rows(spec, Path(made))
-        temperature = temperature_of(facts, source="model")
+        line = line_of(facts, source="model")
         # predict.py fills what is missing, which trees read as missing
         has_script = is_predicted(spec) and spec.method.recipe.growth is None
-        answers = answers_of_rows(spec, model, rows, temperature) if has_script else None
+        answers = answers_of_rows(spec, model, rows, line) if has_script else None
         if spec.adapters is not None and spec.adapters.targets:
             _merge_adapters(model.body)
         script = loading_script(spec, model, facts)
@@ -95,7 +95,7 @@ def export(
         _check_script(folder, inputs, outputs)
         names = [WEIGHTS, SCRIPT, PREPROCESSING]
         if spec.method.recipe.growth is not None:
-            write_atomic(folder / XGBOOST, xgboost_json(spec, arrays))
+            write_atomic(folder / XGBOOST, xgboost_json(spec, arrays, line))
             names.append(XGBOOST)
         if missing := _write_onnx(module, inputs, folder / ONNX):
             return names, missing
@@ -129,7 +129,7 @@ def preprocessing(spec: JobSpec, facts: Mapping[str, str]) -> dict[str, Any]:
     said = {name: json.loads(text) for name, text in facts.items() if name in DESCRIBED and name not in built}
     if spec.columns is not None:  # ranges one by one
         said["columns"] = [column.model_dump(mode="json") for column in spec.inputs]
-    said["answers"] = answer_facts(spec, temperature_of(facts, source="model"))
+    said["answers"] = answer_facts(spec, line_of(facts, source="model"))
     return {name: value for name, value in said.items() if value is not None}
 
 

@@ -49,7 +49,9 @@ def answers_of(outputs: Any, answers: Mapping[str, Any]) -> dict[str, list[Any]]
         values = 1.0 / (1.0 + np.exp(-flat))
         chosen = ["; ".join(np.array(names)[row].tolist()) for row in values > THRESHOLD]
     elif answers["task"] == "classification":
-        powers = np.exp((flat - flat.max(axis=1, keepdims=True)) / answers["temperature"])
+        flat = answers["slope"] * flat
+        flat[:, 1] += answers["intercept"]
+        powers = np.exp(flat - flat.max(axis=1, keepdims=True))
         values = flat if kind == "score" else powers / powers.sum(axis=1, keepdims=True)
         chosen = [names[place] for place in flat.argmax(axis=1)]
     else:  # a number is -1 at the lowest of its range and 1 at the highest

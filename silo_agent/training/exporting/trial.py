@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.model_file import Line
 from crypto.errors import ConfigError
 from silo_agent.training.data.settings import DataFormat, DataSettings
 from silo_agent.training.models.base import FederatedModel
@@ -55,10 +56,10 @@ def made_up_rows(spec: JobSpec, folder: Path) -> Path:
     return folder / "rows.csv"
 
 
-def answers_of_rows(spec: JobSpec, model: FederatedModel, rows: Path, temperature: float | None) -> Columns:
+def answers_of_rows(spec: JobSpec, model: FederatedModel, rows: Path, line: Line | None) -> Columns:
     form = DataFormat.NPZ if rows.suffix == ".npz" else DataFormat.CSV
     inputs = inputs_in(DataSettings(format=form, path=rows), spec)
-    found = predictions(model, inputs, spec, masks=rows.parent, temperature=temperature)
+    found = predictions(model, inputs, spec, masks=rows.parent, line=line)
     return {heading: values for heading, values in found.items() if heading != REMARKS}
 
 

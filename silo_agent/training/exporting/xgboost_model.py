@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.model_file import Line
 from strategies.base import Array, Arrays
 from strategies.phases.trees import BASE, MISSING_LEFT, SPLIT_ON, THRESHOLD, VALUE, side_by_side
 from strategies.tasks.regression import Regression
@@ -22,13 +23,13 @@ ROOT_PARENT = (1 << 31) - 1
 VERSION = (2, 0, 0)  # of XGBoost, from which on this form is read
 
 
-def xgboost_json(spec: JobSpec, arrays: Arrays) -> bytes:
+def xgboost_json(spec: JobSpec, arrays: Arrays, line: Line | None) -> bytes:
     """The model. Base scores stand in the leaves of the first trees, since versions differ in where else."""
     task, inputs = spec.method.task, int(np.prod(spec.input_shape))
-    scale, offset_K = 1.0, arrays[BASE].astype(np.float64)
+    scale, shift = (1.0, 0.0) if line is None else (line.slope, line.intercept)
     if isinstance(task, Regression):
-        scale = (task.high - task.low) / 2
-        offset_K = scale * offset_K + (task.low + task.high) / 2
+        scale, shift = (task.high - task.low) / 2, (task.low + task.high) / 2
+    offset_K = scale * arrays[BASE].astype(np.float64) + shift
     value_TKM = scale * arrays[VALUE].astype(np.float64)
     grown = np.flatnonzero((arrays[VALUE] != 0).any(axis=(1, 2)))
     value_TKM[0] += offset_K[:, np.newaxis]

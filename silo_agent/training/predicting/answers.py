@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.model_file import Line
 from crypto.errors import ConfigError
 from strategies.tasks.regression import Regression
 
@@ -28,20 +29,19 @@ def gives_scores(job: JobSpec) -> bool:
     return recipe.features.is_unit and not recipe.features.is_projected
 
 
-def kind_of(job: JobSpec, temperature: float | None = None) -> str:
-    """What the answers are, in a word. temperature: that of the model's file, which makes cosines
-    probabilities."""
+def kind_of(job: JobSpec, line: Line | None = None) -> str:
+    """What the answers are, in a word. line: that of the model's file, which makes cosines probabilities."""
     word = job.method.task.word
-    if word == "classification" and temperature is None and gives_scores(job):
+    if word == "classification" and line is None and gives_scores(job):
         return "score"
     return KINDS.get(word, "output")
 
 
-def answers_of(outputs: Tensor, job: JobSpec, temperature: float | None = None) -> Columns:
+def answers_of(outputs: Tensor, job: JobSpec, line: Line | None = None) -> Columns:
     """Shapes: (N, *outputs). Raises ConfigError for a task whose answers are no columns."""
     word = job.method.task.word
     if word == "classification":
-        return _classes(outputs.double(), job, temperature)
+        return _classes(calibrated(outputs, line), job, kind_of(job, line))
     if word in ANSWERS:
         return ANSWERS[word](outputs.double(), job)
     if job.method.task.has_tokens:
@@ -50,20 +50,21 @@ def answers_of(outputs: Tensor, job: JobSpec, temperature: float | None = None) 
     return {f"output_{place}": flat[:, place].tolist() for place in range(flat.shape[1])}
 
 
-def answer_facts(job: JobSpec, temperature: float | None = None) -> dict[str, Any]:
-    """What outputs stand for, for who has neither the job nor this code: names of a row's answers, what they
-    are divided by, and the values that -1 and 1 are where they are numbers of a range."""
+def answer_facts(job: JobSpec, line: Line | None = None) -> dict[str, Any]:
+    """What outputs stand for, for who has neither the job nor this code: names of a row's answers, slope and
+    intercept as of `Line`, and the values that -1 and 1 are where they are numbers of a range."""
     task, names, ends = job.method.task, names_of_classes(job), None
     if isinstance(task, Regression):
         labels, ends = job.label_columns, [task.low, task.high]
         names = [f"{PREDICTION}_{name}" for name in labels] if len(labels) > 1 else [PREDICTION]
-    kind = kind_of(job, temperature)
+    kind = kind_of(job, line)
     return {
         "task": task.word,
         "kind": kind,
         "names": [*names],
         "range": ends,
-        "temperature": temperature or 1.0,
+        "slope": 1.0 if line is None else line.slope,
+        "intercept": 0.0 if line is None else line.intercept,
     }
 
 
@@ -76,9 +77,18 @@ def mask_of(outputs: Tensor) -> Tensor:
     return outputs.argmax(dim=0)
 
 
-def _classes(logits_NC: Tensor, job: JobSpec, temperature: float | None) -> Columns:
-    names, what = names_of_classes(job), kind_of(job, temperature)
-    values_NC = logits_NC if what == "score" else (logits_NC / (temperature or 1.0)).softmax(dim=1)
+def calibrated(outputs_NC: Tensor, line: Line | None) -> Tensor:
+    """Logits that the softmax makes probabilities of. Shapes: -> (N, C) float64."""
+    logits_NC = outputs_NC.double()
+    if line is not None:
+        logits_NC = line.slope * logits_NC
+        logits_NC[:, 1] += line.intercept
+    return logits_NC
+
+
+def _classes(logits_NC: Tensor, job: JobSpec, what: str) -> Columns:
+    names = names_of_classes(job)
+    values_NC = logits_NC if what == "score" else logits_NC.softmax(dim=1)
     chosen: list[object] = [names[place] for place in logits_NC.argmax(dim=1).tolist()]
     return {PREDICTION: chosen, **_by_name(what, names, values_NC)}
 

@@ -17,6 +17,7 @@ import torch
 
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.model_file import Line
 from crypto.errors import ConfigError
 from silo_agent.training.data.formats.images.grids import Grid, as_stored, back
 from silo_agent.training.models.base import FederatedModel
@@ -35,16 +36,16 @@ def predictions(
     job: JobSpec,
     *,
     masks: Path,
-    temperature: float | None = None,
+    line: Line | None = None,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Columns:
     """A column of keys, those of `answers_of` and one of remarks; an input that cannot be read has the last
-    alone. masks: folder for those of a segmentation. temperature: of the model's file. tell: how many are
+    alone. masks: folder for those of a segmentation. line: of the model's file. tell: how many are
     done, and of how many."""
     rows: list[Mapping[str, object]] = []
     for start in range(0, len(inputs.names), BATCH):
         places = range(start, min(start + BATCH, len(inputs.names)))
-        rows += _batch(model, inputs, job, places, masks, temperature)
+        rows += _batch(model, inputs, job, places, masks, line)
         tell(len(rows), len(inputs.names))
     headings = dict.fromkeys(heading for row in rows for heading in row)
     answers: Columns = {heading: [row.get(heading) for row in rows] for heading in headings}
@@ -60,7 +61,7 @@ def _batch(
     job: JobSpec,
     places: range,
     masks: Path,
-    temperature: float | None,
+    line: Line | None,
 ) -> Iterator[Mapping[str, object]]:
     read: dict[int, np.ndarray] = {}
     grids: dict[int, Grid | None] = {}
@@ -76,7 +77,7 @@ def _batch(
         return
     with torch.inference_mode():
         outputs = model(torch.from_numpy(np.stack([*read.values()])))
-    answers = answers_of(outputs, job, temperature)
+    answers = answers_of(outputs, job, line)
     found = {
         place: {heading: values[at] for heading, values in answers.items()} for at, place in enumerate(read)
     }

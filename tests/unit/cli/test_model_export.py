@@ -83,7 +83,8 @@ def test_script_and_onnx_file_give_what_the_model_gives(tmp_path: Path, chorale:
             "kind": "probability",
             "names": [str(each) for each in range(10)],
             "range": None,
-            "temperature": 1.0,
+            "slope": 1.0,
+            "intercept": 0.0,
         },
     }
 

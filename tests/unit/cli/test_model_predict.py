@@ -501,7 +501,7 @@ def test_a_fitted_temperature_makes_cosines_probabilities(tmp_path: Path, choral
     expected = (logits(model, [[0, 1, 0]])[0] / 0.05).softmax(dim=0).tolist()
     assert [float(row[f"probability_{name}"]) for name in CLASSES] == pytest.approx(expected, rel=1e-5)
     said = json.loads(out.with_suffix(".json").read_text())
-    assert (said["answers"], said["temperature"]) == ("probability", 0.05)
+    assert (said["answers"], said["line"]["slope"]) == ("probability", 20.0)
     assert "temperature: 0.05, fitted to the silos' hold-outs" in chorale("model", "show", file).out
 
 

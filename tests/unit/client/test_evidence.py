@@ -732,7 +732,12 @@ def test_metadata_of_the_model_are_those_of_the_job(lab: Lab) -> None:
     """The arrays are the job's, and what their inputs and outputs mean was the writer's choice."""
     facts = facts_of(lab.job.spec, job_digest=lab.job.digest, round=3)
     verify_archive(lab.archive, model=b"".join(with_facts([lab.model], facts)))
-    for name, value in (("label_column", '["hiv"]'), ("round", "1"), ("job", "ab" * 32), ("note", "tested")):
+    for name, value in (
+        ("label_column", '["hiv"]'),
+        ("round", "1"),
+        ("job", "ab" * 32),
+        ("recalibrated", "{}"),
+    ):
         false = b"".join(with_facts([lab.model], {**facts, name: value}))
         with pytest.raises(EvidenceMismatch, match=f"--model: its metadata say otherwise .*: {name}"):
             verify_archive(lab.archive, model=false)

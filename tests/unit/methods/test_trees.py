@@ -15,6 +15,7 @@ import yaml
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.model_file import Line
 from crypto.errors import ConfigError, PolicyRefusal, Rule
 from research.heart_disease.hospitals import EXAMPLE, splits
 from silo_agent.disclosure.policy.policy import Policy
@@ -22,6 +23,7 @@ from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.exporting.xgboost_model import xgboost_json
 from silo_agent.training.models.starting import initial_state
 from silo_agent.training.models.state import loaded_model, shapes_and_starts
+from silo_agent.training.predicting.answers import calibrated
 from strategies.base import TOTAL, Array, PhaseContext
 from strategies.phases.trees import (
     GRADIENTS,
@@ -172,28 +174,35 @@ def job_of(objective: str, *, inputs: int, **fields: Any) -> JobSpec:
     return trees_job(inputs=inputs, classes=classes, **fields)
 
 
-def exported(spec: JobSpec, state: Mapping[str, Array]) -> xgboost.Booster:
+def exported(spec: JobSpec, state: Mapping[str, Array], line: Line | None = None) -> xgboost.Booster:
     booster = xgboost.Booster()
-    booster.load_model(bytearray(xgboost_json(spec, state)))
+    booster.load_model(bytearray(xgboost_json(spec, state, line)))
     return booster
 
 
 @pytest.mark.parametrize("objective", RECORDS_OF)
 @pytest.mark.parametrize("rounds", [2, 12])
-def test_xgboost_predicts_the_same_of_the_exported_model(objective: str, rounds: int) -> None:
+@pytest.mark.parametrize("slope", [None, 0.6])
+def test_xgboost_predicts_the_same_of_the_exported_model(
+    objective: str, rounds: int, slope: float | None
+) -> None:
     x_ND, y_N = RECORDS_OF[objective](return_X_y=True)
     x_ND = with_gaps(standardized(x_ND))
     spec = job_of(objective, inputs=x_ND.shape[1], rounds=rounds)
     y_N = y_N.astype(np.float32 if objective == DIABETES else np.int64)
     state, _ = grown(spec, divided(x_ND, y_N, x_ND, y_N))
-    booster = exported(spec, state)
+    intercept = -0.4 if objective == CANCER else 0.0  # which two classes have
+    line = None if slope is None else Line(slope=slope, intercept=intercept)
+    booster = exported(spec, state, line)
     assert booster.num_boosted_rounds() == max(1, math.ceil((rounds - 1) / 3))
     model = loaded_model(
         spec, {name: each for name, each in state.items() if name.startswith("model/")}, base_models=None
     )
     with torch.inference_mode():
         outputs = model(torch.from_numpy(x_ND))
-    answers = 200.0 + 200.0 * outputs[:, 0] if objective == DIABETES else torch.softmax(outputs, dim=1)
+    answers = (
+        200.0 + 200.0 * outputs[:, 0] if objective == DIABETES else calibrated(outputs, line).softmax(dim=1)
+    )
     if objective == CANCER:
         answers = answers[:, 1]
     found = booster.predict(xgboost.DMatrix(for_xgboost(x_ND)))
