@@ -26,6 +26,7 @@ from crypto.session.cohort import withstands
 from strategies.base import TOTAL
 from strategies.phases.arms import ARM, ARMS, arms_in, live_arms, with_arms
 from strategies.phases.enrollment import ENROLLMENT
+from strategies.phases.trees import FIGURE, after_rounds
 
 APPLIED = "applied"
 MAX_ARRAYS = 100_000  # more than the header of a state's file has room for
@@ -91,13 +92,14 @@ class _Walk:
 
 
 def shapes_of(arrays: Mapping[str, ArrayShape], phases: Sequence[PhaseFacts]) -> GlobalState:
-    """A state of these shapes and of zeros, which takes no memory. The total of samples is the one value that
-    a quantity depends on: it is what these phases led to."""
+    """A state of these shapes and of zeros, which takes no memory. Quantities depend on two values, to which
+    these phases led: the total of samples, and the level of a tree."""
     zeros = {
         name: np.broadcast_to(np.zeros((), np.dtype(each.type)), each.shape) for name, each in arrays.items()
     }
     totals = [each.figures.get("samples") for each in phases if _enrolls(each)]
-    return {**zeros, TOTAL: np.array(_whole(totals[-1]) if totals else 1)}
+    trees = [each.figures[FIGURE] for each in phases if FIGURE in each.figures]
+    return {**after_rounds(zeros, trees), TOTAL: np.array(_whole(totals[-1]) if totals else 1)}
 
 
 def follow_phases(

@@ -18,7 +18,7 @@ D = inputs, E = edges, B = E + 2 bins.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
@@ -62,6 +62,7 @@ FARTHEST_GRADIENT = 4.0  # of a number's error, in half ranges
 LEAST_GAIN = 1e-6  # XGBoost's kRtEps
 EDGE_DIGITS = 4  # of quantiles: no rounding of a library reaches them
 IMPLAUSIBLE = "implausible"
+FIGURE = "trees"  # of a round: finished ones
 
 
 class TreesOptions(PartOptions):
@@ -169,7 +170,7 @@ class TreesPhase:
             arrays[GROWN] = np.zeros(2, np.int64)
         else:
             arrays = self._grow(context, grown, gradient, hessian, count)
-        figures = {"trees": float(arrays[GROWN][0])}
+        figures = {FIGURE: float(arrays[GROWN][0])}
         return PhaseResult(state={**context.state, **arrays}, figures=figures, data_share=share)
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
@@ -329,7 +330,7 @@ def _grown(state: Arrays) -> tuple[int, int] | None:
     if found.shape != (2,) or found.dtype != np.int64 or split_on is None or split_on.ndim != 3:
         raise ConfigError(f"state: {GROWN}: expected two whole numbers beside {SPLIT_ON}")
     tree, level = map(int, found)
-    if not (0 <= tree < split_on.shape[0] and level >= 0 and (4 << level) <= split_on.shape[2] + 1):
+    if not (0 <= tree < split_on.shape[0] and 0 <= level <= _deepest(split_on)):
         raise ConfigError(f"state: {GROWN}: expected a tree and a level of {SPLIT_ON}, got {found.tolist()}")
     return tree, level
 
@@ -346,10 +347,21 @@ def check_splits(arrays: Arrays, *, inputs: int) -> None:
 def at_widest(state: Arrays) -> Arrays:
     """Before the level of most nodes, for whom sizes matter; a state of no trees as it is."""
     split_on = state.get(SPLIT_ON)
-    if split_on is None:
+    return state if split_on is None else {**state, GROWN: np.array([0, _deepest(split_on)], np.int64)}
+
+
+def after_rounds(state: Arrays, trees: Sequence[object]) -> Arrays:
+    """For whom sizes matter: before the round that follows rounds whose figures name so many trees each; a
+    state of no trees as it is."""
+    if GROWN not in state:
         return state
-    deepest = (split_on.shape[2] + 1).bit_length() - 3
-    return {**state, GROWN: np.array([0, deepest], np.int64)}
+    arrays = {name: each for name, each in state.items() if name != GROWN}
+    return {**arrays, GROWN: np.array([0, trees.count(trees[-1]) - 1], np.int64)} if trees else arrays
+
+
+def _deepest(split_on: Array) -> int:
+    """The last level whose nodes have children in it."""
+    return (int(split_on.shape[2]) + 1).bit_length() - 3
 
 
 def trees_in(state: Arrays) -> tuple[int, int]:

@@ -70,6 +70,10 @@ def test_real_silos_grow_trees_that_xgboost_reads(federation: LocalFederation, t
         assert federation.finish(seconds=60)["status"] == "done"
         report = federation.report(job_id)
         state = federation.fetch(job_id)
+        archive = tmp_path / "evidence.zip"
+        federation.cli("job", "evidence", job_id, "--out", archive)
+    verified = run_cli("evidence", "verify", archive)
+    assert verified.returncode == 0, verified.stderr
     phases = [(each["phase"], each["result"]) for each in report["phases"]]
     opening = [("enrollment.0", "applied"), ("column-moments.0", "applied")]
     assert phases == [*opening, *[("train", "applied")] * ROUNDS, ("evaluate.0", "applied")]

@@ -36,6 +36,7 @@ from strategies.phases.trees import (
     SPLIT_ON,
     THRESHOLD,
     TreesOptions,
+    after_rounds,
     best_split,
     normal_edges,
 )
@@ -359,6 +360,31 @@ def test_silos_refuse_sums_by_bin_unless_their_policy_allows_class_statistics() 
         Policy(federation="test").check_job(spec, operator="ops")
     assert refused.value.rule is Rule.CLASS_STATISTICS
     Policy(federation="test", class_statistics="allow").check_job(spec, operator="ops")
+
+
+def test_evidence_knows_the_sizes_of_each_round_by_the_figures_of_those_before() -> None:
+    """It has zeros of the last state's shapes alone, and trees may end early."""
+    x_ND, y_N = load_breast_cancer(return_X_y=True)
+    x_ND = standardized(x_ND)
+    spec = trees_job(inputs=30, rounds=9, options={"min_records": 180})
+    rounds = [each for each in simulate(spec, divided(x_ND, y_N, x_ND, y_N)) if each.phase == "train"]
+    phase, context = spec.method.phase("train"), sums_of(spec)[0]
+    zeros = {name: np.zeros_like(each) for name, each in rounds[-1].state.items()} | {TOTAL: np.array(1)}
+    for place, each in enumerate(rounds):
+        state = after_rounds(zeros, [before.figures["trees"] for before in rounds[:place]])
+        sizes = {made.name: made.shape for made in phase.quantities(replace(context, state=state))}
+        assert each.values[0][RECORDS].shape == sizes[RECORDS]
+    assert [len(each.values[0][RECORDS][0]) for each in rounds] == [1, 1, 2, 4, 1, 2, 1, 2, 4]
+    assert after_rounds({TOTAL: zeros[TOTAL]}, [1.0]) == {TOTAL: zeros[TOTAL]}
+
+
+@pytest.mark.parametrize("grown", [[0, 3], [0, -1], [0, 1 << 40], [31, 0], [-1, 0]])
+def test_a_level_that_a_tree_does_not_have_is_refused_before_memory_is_taken(grown: list[int]) -> None:
+    context, _ = sums_of(spec := trees_job(inputs=2))
+    with pytest.raises(ConfigError, match="expected a tree and a level"):
+        spec.method.phase("train").quantities(
+            replace(context, state={**context.state, GROWN: np.array(grown)})
+        )
 
 
 @pytest.mark.parametrize(
