@@ -37,8 +37,8 @@ class AnalysisPolicy(BaseModel):
         default=LEAST_CELL,
         ge=LEAST_CELL,
         le=MOST_SMALLEST,
-        description="fewest records of a cell that results may show; analyses that show smaller ones are "
-        "refused",
+        description="fewest records of a cell that results may show, and of a leaf of trees; jobs that show "
+        "fewer are refused",
     )
     measurements: Annotated[Readable, FEWER_READ] = Field(
         default={},
@@ -50,8 +50,12 @@ class AnalysisPolicy(BaseModel):
         """Every rule by which sums of cells as such are not allowed. what: they are."""
         if self.exact is Permission.REFUSE:
             yield refusal_by(what, f"no analyses {EXACT_REFUSED}", Rule.ANALYSES)
-        if min_cell < self.min_cell:
-            yield refusal_by(f"min_cell {min_cell}", f"at least {self.min_cell}", Rule.MIN_CELL)
+        yield from self.small_cells("min_cell", min_cell)
+
+    def small_cells(self, field: str, records: int) -> Iterator[PolicyRefusal]:
+        """field: of the job, so many records."""
+        if records < self.min_cell:
+            yield refusal_by(f"{field} {records}", f"at least {self.min_cell}", Rule.MIN_CELL)
 
     def check_measured(self, spec: AnalysisSpec, *, data_set: str) -> None:
         """Raises PolicyRefusal for the exact mean of a column that is not listed."""

@@ -44,6 +44,7 @@ from silo_agent.disclosure.policy.readable import FEWER_READ, Readable
 from silo_agent.disclosure.policy.tightening import COARSER, FEWER, FIXED, HIGHER, LOWER, Tightens, toward
 from strategies.expected import got
 from strategies.phases.arms import without_arm
+from strategies.phases.trees import TreesOptions
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 ENV_PREFIX = "CHORALE_POLICY_"
@@ -323,6 +324,9 @@ class Policy(BaseModel):
         yield from self.privacy.refusals(spec)
         if spec.subgroups is not None:
             yield from self.analyses.refusals(spec.subgroups.min_cell, what="subgroups")
+        if spec.grows_trees:
+            leaf = spec.method.options_of(TreesOptions).min_records
+            yield from self.analyses.small_cells("strategy.options.min_records", leaf)
         if not spec.model.is_built_in:
             why = f"model {spec.model.name} is not built in"
             yield from refusals_of(self.check_given_state, spec, why=why)
