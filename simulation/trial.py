@@ -25,6 +25,7 @@ from simulation.results import SimulationFailed
 from simulation.silos import Answer
 from simulation.sums import phase_sums, result_of
 from strategies.base import Array
+from strategies.phases.trees import at_widest
 
 SELF_MASK_SEED = bytes(32)
 
@@ -99,7 +100,7 @@ class Trial:
         job, spec = self._job, self._job.training
         members = len(spec.silos) if job.names_everyone(phase) else spec.named_per_round
         key = PhaseKey(job_digest=job.digest, round=round, phase=phase, attempt=1)
-        request = PhaseRequest.of(job, key, self._state, members=members)
+        request = PhaseRequest.of(job, key, at_widest(self._state), members=members)
         is_round = not job.names_everyone(phase)
         if is_round:  # what is loaded and made ready at the first time is not part of a round
             self._input(request, LocalState(self._kept.arrays))

@@ -216,6 +216,36 @@ def test_every_phase_of_a_method_runs_on_one_batch(
     assert files_below(desk.folder) == before
 
 
+def test_of_trees_the_widest_level_is_tried_and_what_their_columns_lack_is_told(
+    desk: Desk, chorale: Calls
+) -> None:
+    """The first round sums three numbers: nothing was said of how much a level sends."""
+    pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+    policy = desk.write("allowing.yaml", {"federation": "test", "class_statistics": "allow"})
+    chol = {"name": "chol", "scale": 100.0, "unit": "mg/dL", "edges": [200.0, 240.0]}
+    job = desk.job(
+        strategy={"preset": "trees", "options": {"depth": 4, "bins": 64}},
+        model={"name": "trees"},
+        classes=2,
+        input_shape=[4],
+        columns=[{"name": "age", "mean": 50.0}, chol, {"name": "sex", "categories": ["f", "m"]}],
+        label_column="sick",
+    )
+    written = "age,chol,sex,sick\n" + "60,250,f,1\n,180,m,0\n" * 30
+    ended = chorale("silo", "check", "--config", table_silo(desk, written, policy=str(policy)), "--job", job)
+    assert ended.code == 0, ended.out
+    assert f"{3 * 8 * 8 * 4 * 65 / (1 << 20):.3f} MB to send" in ended.out
+    for text, told in (
+        (written.replace("chol,sex", "fat,sex"), "chol"),
+        (written.replace(",m,", ",w,"), "'w'"),
+        (written.replace(",", ";").replace("60", "60,5"), 'dialect: {delimiter: ";", decimal: ","}'),
+    ):
+        config = table_silo(desk, text, policy=str(policy))
+        ended = chorale("silo", "check", "--config", config, "--job", job)
+        assert ended.code == 1
+        assert told in ended.out
+
+
 def test_of_a_search_one_arm_is_tried_and_all_are_named(desk: Desk, chorale: Calls) -> None:
     pytest.importorskip("torch", reason="trains for real: needs the extra silo")
     search = {"values": {"training.learning_rate": [0.1, 0.3, 1.0]}}
