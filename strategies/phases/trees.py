@@ -4,12 +4,12 @@ XGBoost: Chen and Guestrin, KDD 2016 (arXiv 1603.02754), equations 5 to 7 and al
 The first round finds the base score, -G / H at a score of 0. Each round after it sums, over the training
 records of all silos, gradients G, hessians H and records by live node, input and bin, and one bin more for
 missing values. A split is where G_L^2 / (H_L + l2) + G_R^2 / (H_R + l2) - G^2 / (H + l2) is largest; a leaf
-is -rate G / (H + l2). Of several classes one tree each is grown side by side. A tree under growth is a model:
-a node that is not split yet is a leaf.
+is -rate G / (H + l2), rounded to LEAF_BITS bits. Of several classes one tree each is grown side by side. A
+tree under growth is a model: a node that is not split yet is a leaf.
 
 Leaks those sums: of a bin with one record, what the model answers it and so its class. Records by input and
-bin at a tree's root are the same in every tree, so two rounds over nearly the same silos tell those of one,
-as often as a policy lets cohorts change (docs/threat-model.md).
+bin at a tree's root are the same in every tree, so all rounds are over the same silos. What leaves tell:
+docs/threat-model.md.
 
 K = trees side by side, T = trees one after the other, M = nodes of a tree, L = nodes of the level,
 D = inputs, E = edges, B = E + 2 bins.
@@ -60,6 +60,7 @@ MISSING_INPUT = -1e30  # of an input without a value; what is below MISSING_BELO
 MISSING_BELOW = -1e29
 FARTHEST_GRADIENT = 4.0  # of a number's error, in half ranges
 LEAST_GAIN = 1e-6  # XGBoost's kRtEps
+LEAF_BITS = 8  # with 24 the first tree tells how many records of which class each leaf has
 EDGE_DIGITS = 4  # of quantiles: no rounding of a library reaches them
 IMPLAUSIBLE = "implausible"
 FIGURE = "trees"  # of a round: finished ones
@@ -197,10 +198,10 @@ class TreesPhase:
             each.name: context.members / each.scale(context.members) for each in self.quantities(context)
         }
         most, most_hessian = widest(self.task)
-        if (count < 0).any() or (np.abs(gradient) > most * count + rounding[GRADIENTS]).any():
-            return False
         hessian_error = rounding.get(HESSIANS, 0.0)
-        if (hessian < -hessian_error).any() or (hessian > most_hessian * count + hessian_error).any():
+        is_possible_KLDB = (count >= 0) & (np.abs(gradient) <= most * count + rounding[GRADIENTS])
+        is_possible_KLDB &= (hessian >= -hessian_error) & (hessian <= most_hessian * count + hessian_error)
+        if not is_possible_KLDB.all():
             return False
         errors = ((count, 0.0), (gradient, rounding[GRADIENTS]), (hessian, hessian_error))
         for value, error in errors:
@@ -245,6 +246,7 @@ class TreesPhase:
                 arrays[SPLIT_ON][at] = 1 + found.input
                 arrays[THRESHOLD][at] = edges_DE[found.input, found.edge]
                 arrays[MISSING_LEFT][at] = found.missing_left
+                arrays[VALUE][at] = 0.0  # Security: beside those of its leaves it is one more equation
                 arrays[VALUE][tree, side, 2 * node + 1] = self._leaf(found.left, options.l2)
                 arrays[VALUE][tree, side, 2 * node + 2] = self._leaf(found.right, options.l2)
         is_done = not has_split or level + 1 == options.depth
@@ -253,7 +255,8 @@ class TreesPhase:
 
     def _leaf(self, sums: tuple[float, float], l2: float) -> float:
         gradient, hessian = sums
-        return -self.rate * gradient / max(hessian + l2, LEAST_GAIN)
+        fraction, exponent = math.frexp(-self.rate * gradient / max(hessian + l2, LEAST_GAIN))
+        return math.ldexp(round(fraction * (1 << LEAF_BITS)), exponent - LEAF_BITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

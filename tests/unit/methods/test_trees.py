@@ -17,6 +17,8 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import Line
 from crypto.errors import ConfigError, PolicyRefusal, Rule
+from crypto.fixed_point.layout import Disclosure, Side
+from research.analysis.leaves import fits
 from research.heart_disease.hospitals import EXAMPLE, splits
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.data.base import Samples, SiloData
@@ -25,7 +27,9 @@ from silo_agent.training.models.starting import initial_state
 from silo_agent.training.models.state import loaded_model, shapes_and_starts
 from silo_agent.training.predicting.answers import calibrated
 from strategies.base import TOTAL, Array, PhaseContext
+from strategies.phases import trees
 from strategies.phases.trees import (
+    BASE,
     GRADIENTS,
     GROWN,
     HESSIANS,
@@ -35,6 +39,7 @@ from strategies.phases.trees import (
     RECORDS,
     SPLIT_ON,
     THRESHOLD,
+    VALUE,
     TreesOptions,
     after_rounds,
     best_split,
@@ -140,8 +145,9 @@ def test_first_split_and_its_gain_are_those_of_xgboost(method: str, gaps: float)
     assert [leaf["Gain"] for leaf in leaves] == pytest.approx(made, rel=1e-5)
 
 
-def test_a_whole_forest_of_a_number_is_that_of_xgboost() -> None:
-    """A squared error has a hessian of 1, so that XGBoost counts records, too."""
+def test_a_whole_forest_of_a_number_is_that_of_xgboost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A squared error has a hessian of 1, so that XGBoost counts records, too. It does not round leaves."""
+    monkeypatch.setattr(trees, "LEAF_BITS", 24)
     x_ND, y_N = load_diabetes(return_X_y=True)
     x_ND, y_N = standardized(x_ND), y_N.astype(np.float32)
     spec = trees_job(
@@ -152,12 +158,29 @@ def test_a_whole_forest_of_a_number_is_that_of_xgboost() -> None:
         task={"name": "regression", "options": {"low": 0.0, "high": 400.0}},
     )
     state, _ = grown(spec, divided(x_ND, y_N, x_ND, y_N))
-    trees = int(state[GROWN][0])
-    assert trees == 5
+    assert state[GROWN].tolist() == [5, 0]
     settings = {"objective": "reg:squarederror", "base_score": float(y_N.mean()), "max_depth": 3, "eta": 0.3}
     table = xgboost.DMatrix(binned(x_ND, 16), y_N)
-    own = xgboost.train({**settings, "min_child_weight": 10, "tree_method": "exact"}, table, trees)
+    own = xgboost.train({**settings, "min_child_weight": 10, "tree_method": "exact"}, table, 5)
     assert exported(spec, state).predict(xgboost.DMatrix(x_ND)) == pytest.approx(own.predict(table), rel=1e-4)
+
+
+@pytest.mark.parametrize(("bits", "is_told"), [(24, True), (trees.LEAF_BITS, False)])
+def test_a_leaf_does_not_tell_how_many_records_of_which_class_it_has(
+    monkeypatch: pytest.MonkeyPatch, bits: int, is_told: bool
+) -> None:
+    """Of the first tree, and neither does a node of several leaves beside them."""
+    monkeypatch.setattr(trees, "LEAF_BITS", bits)
+    x_ND, y_N = load_breast_cancer(return_X_y=True)
+    x_ND = standardized(x_ND)
+    state, _ = grown(trees_job(inputs=30, rounds=4), divided(x_ND, y_N, x_ND, y_N))
+    is_split_M, value_M = state[SPLIT_ON][0, 0] > 0, state[VALUE][0, 0]
+    assert not value_M[is_split_M].any()
+    fitting = [fits(float(value), float(state[BASE][0])) for value in value_M[value_M != 0]]
+    assert len(fitting) == is_split_M.sum() + 1
+    assert min(fitting) >= 1
+    assert (max(fitting) < 10) == is_told
+    assert (min(fitting) > 30) != is_told
 
 
 CANCER, WINE, DIABETES = "binary:logistic", "multi:softprob", "reg:squarederror"
@@ -221,9 +244,9 @@ def paired_losses(seed: int, x_ND: Array, y_N: Array) -> tuple[float, float]:
     return loss, xgboost_loss((x_ND[train_N], y_N[train_N]), (x_ND[test_N], y_N[test_N]))
 
 
-def xgboost_loss(train: tuple[Array, Array], test: tuple[Array, Array], *, trees: int = 20) -> float:
+def xgboost_loss(train: tuple[Array, Array], test: tuple[Array, Array]) -> float:
     settings = {"objective": "binary:logistic", "max_depth": 3, "eta": 0.3, "nthread": 1}
-    booster = xgboost.train({**settings, "tree_method": "hist"}, xgboost.DMatrix(*train), trees)
+    booster = xgboost.train({**settings, "tree_method": "hist"}, xgboost.DMatrix(*train), 20)
     chance_N = np.clip(booster.predict(xgboost.DMatrix(test[0])), 1e-7, 1 - 1e-7)
     return float(-np.log(np.where(test[1] == 1, chance_N, 1 - chance_N)).mean())
 
@@ -262,9 +285,7 @@ def test_losses_on_ten_splits_of_four_hospitals_are_those_of_xgboost() -> None:
         x_ND = np.concatenate([each.train.features for each in data])
         y_N = np.concatenate([each.train.labels for each in data])
         _, loss = grown(plain, data)
-        theirs = xgboost_loss(
-            (for_xgboost(x_ND), y_N), (for_xgboost(holdout.features), holdout.labels), trees=20
-        )
+        theirs = xgboost_loss((for_xgboost(x_ND), y_N), (for_xgboost(holdout.features), holdout.labels))
         pairs.append((loss, theirs))
     assert_alike(pairs)
 
@@ -291,6 +312,7 @@ def sums_of(spec: JobSpec) -> tuple[PhaseContext, dict[str, Array]]:
         (HESSIANS, 0, -1.0),
         (HESSIANS, 0, 7.0),
         (HESSIANS, 0, 5.0),
+        *((name, 0, np.nan) for name in (RECORDS, GRADIENTS, HESSIANS)),
     ],
 )
 def test_sums_that_no_records_give_grow_nothing(name: str, bin: int, value: float) -> None:
@@ -360,6 +382,22 @@ def test_silos_refuse_sums_by_bin_unless_their_policy_allows_class_statistics() 
         Policy(federation="test").check_job(spec, operator="ops")
     assert refused.value.rule is Rule.CLASS_STATISTICS
     Policy(federation="test", class_statistics="allow").check_job(spec, operator="ops")
+
+
+def test_a_leaf_has_as_many_records_as_the_policy_has_for_a_cell() -> None:
+    policy = Policy.model_validate(
+        {"federation": "test", "class_statistics": "allow", "analyses": {"min_cell": 30}}
+    )
+    with pytest.raises(PolicyRefusal, match=r"at least 30, got strategy\.options\.min_records 29") as refused:
+        policy.check_job(trees_job(inputs=2, options={"min_records": 29}), operator="ops")
+    assert refused.value.rule is Rule.MIN_CELL
+    policy.check_job(trees_job(inputs=2, options={"min_records": 30}), operator="ops")
+
+
+def test_sums_by_bin_are_about_training_records() -> None:
+    context, _ = sums_of(spec := trees_job(inputs=2))
+    summed = spec.method.phase("train").quantities(context)
+    assert {each.side for each in summed if each.discloses is Disclosure.BIN_STATISTIC} == {Side.TRAIN}
 
 
 def test_evidence_knows_the_sizes_of_each_round_by_the_figures_of_those_before() -> None:
