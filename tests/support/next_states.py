@@ -27,12 +27,15 @@ from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.kinds import AnySpec, any_context
 from chorale.spec.state import state_digest, state_to_bytes
+from chorale.spec.training.trees_spec import room_of
+from chorale_models.networks.shapes import trees_shapes
 from crypto.fixed_point import ring
-from crypto.fixed_point.layout import Layout, Quantity
+from crypto.fixed_point.layout import Disclosure, Layout, Quantity
 from crypto.fixed_point.projection import Projection
 from strategies import exact
 from strategies.analysis.method import FIRST_STATE
 from strategies.base import Array, Arrays, Phase, PhaseContext
+from strategies.phases.trees import GRADIENTS, HESSIANS
 from strategies.presets import PRESETS
 from tests.support import summed_records
 
@@ -53,6 +56,7 @@ SHARED = {
     "records": {**RECORDS["records"], "noise": "sum"},
 }
 STEPPED = {"steps": ROUNDS, "spare_steps": 0, "privacy": SHARED}
+GROWING = {"depth": 2, "bins": 8}
 STEPPING = {"batch_size": 1, "learning_rate": 0.3, "weight_decay": 0.01}
 
 # what a method's own server step reads beyond its defaults: name -> preset, options, fields of the job
@@ -99,6 +103,17 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
         {**STEPPED, "training": {**STEPPING, "momentum": 0.0}},
     ),
     "spherefed_noised": ("spherefed", {}, {"privacy": {**PRIVATE, **RECORDS}}),
+    "trees": ("trees", GROWING, {"model": {"name": "trees"}, "classes": 2}),
+    "trees_of_classes": ("trees", {**GROWING, "column_share": 0.5}, {"model": {"name": "trees"}}),
+    "trees_of_numbers": (
+        "trees",
+        {**GROWING, "l2": 0.0},
+        {
+            "model": {"name": "trees"},
+            "classes": 0,
+            "task": {"name": "regression", "options": {"low": -1.0, "high": 1.0}},
+        },
+    ),
 }
 # an analysis's fields beyond its columns
 ANALYSES: Mapping[str, Mapping[str, Any]] = {
@@ -236,7 +251,10 @@ def analysis_spec(variant: str) -> AnalysisSpec:
 
 
 def first_state(spec: JobSpec) -> dict[str, Array]:
-    """Two linear layers, running means where the job's model has them."""
+    """Two linear layers, running means where the job's model has them; of trees none is grown."""
+    if spec.grows_trees:
+        arrays = trees_shapes(spec.method.task.sizes, **room_of(spec.model))
+        return {f"model/body.{name}": np.zeros(shape, np.float32) for name, shape in arrays.items()}
     shapes = {"body.weight": (WIDTH, INPUTS), "body.bias": (WIDTH,), "head.weight": (CLASSES, WIDTH)}
     if spec.method.recipe.head.has_bias:
         shapes["head.bias"] = (CLASSES,)
@@ -265,7 +283,9 @@ def numbers(seed: str, shape: tuple[int, ...], *, bits: int) -> NDArray[np.int64
 
 def words_of(quantity: Quantity, seed: str) -> ring.Words:
     """The words of a revealed sum of four silos."""
-    if quantity.projection is not None:
+    if quantity.discloses is Disclosure.BIN_STATISTIC:
+        whole_N = bin_sums(quantity)
+    elif quantity.projection is not None:
         whole_N = numbers(seed, (quantity.size,), bits=quantity.ring_bits - 3)
     elif quantity.is_count:
         most = SAMPLES if quantity.bound > 1.0 else MEMBERS
@@ -275,6 +295,24 @@ def words_of(quantity: Quantity, seed: str) -> ring.Words:
         whole_N = np.floor(grains(quantity, seed) * scale).astype(np.int64)
     signed_N = whole_N.astype(ring.SIGNED_TYPES[quantity.ring_bits])
     return signed_N.view(ring.WORD_TYPES[quantity.ring_bits])
+
+
+def bin_sums(quantity: Quantity) -> NDArray[np.int64]:
+    """Of records that are in one node of each tree and in one bin of each input, in the ring's units."""
+    sums = np.zeros(quantity.shape, np.int64)
+    trees, nodes, inputs, bins = quantity.shape
+    bin_ND = numbers("bins", (SAMPLES, inputs), bits=24) % bins
+    node_NK = numbers("nodes", (SAMPLES, trees), bits=24) % nodes
+    value_NK = np.ones((SAMPLES, trees), np.int64)
+    if quantity.name == GRADIENTS:
+        value_NK = numbers(quantity.name, value_NK.shape, bits=GRAIN)
+    elif quantity.name == HESSIANS:
+        value_NK = np.abs(numbers(quantity.name, value_NK.shape, bits=GRAIN - 2))
+    unit = 1 if quantity.is_count else int(quantity.scale(MEMBERS)) >> GRAIN
+    for tree, column in np.ndindex(trees, inputs):
+        at = (tree, node_NK[:, tree], column, bin_ND[:, column])
+        np.add.at(sums, at, value_NK[:, tree] * unit)
+    return sums.reshape(-1)
 
 
 def words_of_records(quantity: Quantity, spec: AnalysisSpec, state: Arrays) -> ring.Words:

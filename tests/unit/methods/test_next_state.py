@@ -20,7 +20,7 @@ from tests.support.next_states import ANALYSES, VARIANTS, VECTORS, arithmetic, d
 ROOT = Path(__file__).resolve().parents[3]
 # figures that move no state: they stay with coordinator and operator
 UNTAGGED = {
-    *("silos", "correct", "tested", "loss_sum", "clipped"),
+    *("silos", "correct", "tested", "loss_sum", "clipped", "absolute_error", "squared_error"),
     *("personal_accuracy", "personal_accuracy_square", "personal_silos"),
 }
 
