@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from client.analysis.columns import ColumnFigures
 from client.analysis.described import DescribedResults
-from client.analysis.figures import Spread, difference_of_means
+from client.analysis.figures import difference_of_means
 from client.analysis.parts import Part
 from client.analysis.records import Record
 from client.analysis.tables import DIFFERENCE, NOT_SHOWN, OF_MEANS, Line, Table
@@ -83,13 +83,10 @@ def _drift(first: ColumnFigures, second: ColumnFigures) -> Drift:
     shares = [[count / sum(of) for count in of] for of in counts]
     index = sum((q - p) * math.log(q / p) for p, q in zip(*shares, strict=True))
     one, other = (each.means_H[0] if each.means_H else None for each in (first, second))
-    difference = (
-        difference_of_means(one, other) if isinstance(one, Spread) and isinstance(other, Spread) else None
-    )
     return Drift(
         title=first.title,
         index=index if len(blocks) > 1 else None,
-        difference=difference,
+        difference=None if one is None or other is None else difference_of_means(one, other),
     )
 
 

@@ -20,7 +20,7 @@ from silo_agent.training.machine.entry_point import load_entry_point
 from silo_agent.training.machine.seeding import training_seed
 from silo_agent.training.machine.settings import MemoryFormat, Precision
 from silo_agent.training.objective import LocalState, Objective, Work
-from silo_agent.training.phase_input import PhaseRequest, cut_holdout, phase_input
+from silo_agent.training.phase_input import PhaseRequest, cut_holdout, encoded, phase_values
 from simulation.stored import KeptFile
 from strategies.base import Array, Arrays
 
@@ -103,7 +103,7 @@ class SilosHere:
         """One silo's, of those that the phase names. kept: its local state."""
         local = LocalState(kept)
         try:
-            values, encoder = phase_input(
+            values = phase_values(
                 request,
                 silo=silo,
                 rules=self._policy,
@@ -112,8 +112,8 @@ class SilosHere:
                 is_cancelled=lambda: False,
                 seed=training_seed(job_seed=self._job.training.seed, silo=silo, round=request.key.round),
                 local=local,
-                random=rounding_bytes(request.key, silo),
             )
+            encoder = encoded(request, values, random=rounding_bytes(request.key, silo))
         except PolicyRefusal as refusal:
             return Answer(silo=silo, refused=refusal.code.value, message=str(refusal))
         return Answer(

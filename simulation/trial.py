@@ -14,12 +14,11 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ChoraleError
-from crypto.fixed_point.encoder import Encoder
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.machine.seeding import training_seed
 from silo_agent.training.objective import LocalState, Objective
-from silo_agent.training.phase_input import PhaseRequest, cut_holdout, phase_input
+from silo_agent.training.phase_input import PhaseRequest, cut_holdout, encoded, phase_values
 from simulation.engine import Step, unsigned_job
 from simulation.results import SimulationFailed
 from simulation.silos import Answer
@@ -103,9 +102,10 @@ class Trial:
         request = PhaseRequest.of(job, key, at_widest(self._state), members=members)
         is_round = not job.names_everyone(phase)
         if is_round:  # what is loaded and made ready at the first time is not part of a round
-            self._input(request, LocalState(self._kept.arrays))
+            encoded(request, self._values(request, LocalState(self._kept.arrays)))
         started, local = time.monotonic(), LocalState(self._kept.arrays)
-        values, encoder = self._input(request, local)
+        values = self._values(request, local)
+        encoder = encoded(request, values)
         encoder.encode()
         seconds = time.monotonic() - started
         names = [f"{place}" for place in range(request.rule.min_survivors)]
@@ -123,8 +123,8 @@ class Trial:
             figures={name: float(value) for name, value in result.figures.items()},
         )
 
-    def _input(self, request: PhaseRequest, local: LocalState) -> tuple[Mapping[str, Array], Encoder]:
-        return phase_input(
+    def _values(self, request: PhaseRequest, local: LocalState) -> Mapping[str, Array]:
+        return phase_values(
             request,
             silo=self._silo,
             rules=self._policy,

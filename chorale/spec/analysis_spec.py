@@ -182,10 +182,8 @@ class AnalysisSpec(SharedFields):
     search: ClassVar[None] = None
     evaluate_all_every: ClassVar[None] = None
     enrollment_every: ClassVar[int] = 1
-    min_weight: ClassVar[float] = 0.0
     draws_rounds: ClassVar[bool] = False
     grows_trees: ClassVar[bool] = False
-    computes_columns: ClassVar[bool] = False
     count: ClassVar[str] = "an analysis"
     arms: ClassVar[tuple[AnalysisSpec, ...]] = ()
     code: ClassVar[None] = None

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from chorale.spec.analysis_spec import DescribedColumn
 from client.analysis.figures import (
     NoisedCount,
-    NoisedSpread,
     Quartiles,
     Spread,
     difference_of_means,
@@ -72,7 +71,7 @@ class ColumnFigures:
     parts_T: tuple[Part, ...]
     into_T: tuple[int, ...]
     cells_HT: tuple[tuple[float, ...], ...]
-    means_H: tuple[Spread | NoisedSpread | None, ...] | None
+    means_H: tuple[Spread | None, ...] | None
     quartiles_H: tuple[Quartiles | None, ...] | None
     difference_of_means: float | None = None
     difference_of_parts: float | None = None

@@ -17,15 +17,7 @@ from strategies.figure import Figure, Interval
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Mean and standard deviation, rounded where they were published."""
-
-    mean: float
-    deviation: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoisedSpread:
-    """The same with noise."""
+    """Mean and standard deviation: as they were published, rounded, or with noise."""
 
     mean: Figure
     deviation: Figure
@@ -107,8 +99,8 @@ def _quarter(held: Sequence[tuple[float, float, float]], number: int) -> Quartil
 
 def difference_of_means(first: Spread, second: Spread) -> float | None:
     """Standardized: in standard deviations, the root of the mean of both variances. None without any."""
-    deviation = math.hypot(first.deviation, second.deviation) / math.sqrt(2)
-    apart = abs(first.mean - second.mean)
+    deviation = math.hypot(first.deviation.value, second.deviation.value) / math.sqrt(2)
+    apart = abs(first.mean.value - second.mean.value)
     # an edge may be of any size
     return apart / deviation if 0 < deviation < math.inf and apart < math.inf else None
 

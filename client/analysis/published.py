@@ -20,6 +20,7 @@ from strategies.analysis.noised import NOISE
 from strategies.analysis.partition import Partition
 from strategies.analysis.values import DEVIATIONS, MEANS, SHOWN
 from strategies.base import Array, Arrays, array_in
+from strategies.figure import Figure
 
 MOST_RECORDS = 100_000_000_000  # more than there are people; all cells of a job add up exactly
 
@@ -100,9 +101,10 @@ def spreads_in(state: Arrays, spec: AnalysisSpec, place: int, rows: Rows) -> tup
         raise ConfigError(f"{names[1]}: expected means between the column's edges")
     if not np.all((deviations_H >= 0) & (deviations_H <= width) | (shown_H == 0)):
         raise ConfigError(f"{names[2]}: expected deviations from 0 to {width:g}")
+    figures = zip(shown_H, means_H + 0.0, deviations_H, strict=True)
     return tuple(
-        Spread(mean=float(mean) + 0.0, deviation=float(deviation)) if shown else None
-        for shown, mean, deviation in zip(shown_H, means_H, deviations_H, strict=True)
+        Spread(mean=Figure(value=float(mean)), deviation=Figure(value=float(deviation))) if shown else None
+        for shown, mean, deviation in figures
     )
 
 

@@ -36,16 +36,12 @@ def records_of(column: ColumnFigures, heads: Sequence[Head]) -> Iterator[Record]
         if column.column.has_mean:
             spread = None if column.means_H is None else column.means_H[place]
             why = NOT_YET if column.means_H is None else NOT_SHOWN
-            values = {
-                "mean": None if spread is None else spread.mean,
-                "standard deviation": None if spread is None else spread.deviation,
-            }
-            for figure, value in values.items():
-                if isinstance(value, Figure):
-                    yield from _with_ends(name, figure, head.label, value, unit=unit)
+            both = (None, None) if spread is None else (spread.mean, spread.deviation)
+            for figure, shown in zip(("mean", "standard deviation"), both, strict=True):
+                if shown is None:
+                    yield _record(name, figure, head.label, None, unit=unit, note=why)
                 else:
-                    note = "rounded" if spread else why
-                    yield _record(name, figure, head.label, value, unit=unit, note=note)
+                    yield from _with_ends(name, figure, head.label, shown, unit=unit)
         if column.quartiles_H is not None:
             found = column.quartiles_H[place]
             for number, figure in enumerate(QUARTILES):
@@ -81,7 +77,8 @@ def _with_ends(
     name: str, figure: str, group: str, found: Figure, *, part: str = "", unit: str = ""
 ) -> Iterator[Record]:
     value = found.value if math.isfinite(found.value) else None
-    yield _record(name, figure, group, value, part=part, unit=unit, note="with noise")
+    note = "rounded" if found.noise is None else "with noise"
+    yield _record(name, figure, group, value, part=part, unit=unit, note=note)
     if found.noise is not None:
         yield from _ends(name, figure, group, found.noise, part=part, unit=unit)
 

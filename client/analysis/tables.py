@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from client.analysis.columns import ColumnFigures, Head, PartCounts
-from client.analysis.figures import NoisedCount, NoisedSpread, Quartile, Quartiles, Spread
+from client.analysis.figures import NoisedCount, Quartile, Quartiles, Spread
 from client.analysis.parts import as_number
 
 NOT_SHOWN = "not shown"
@@ -130,16 +130,16 @@ def _noised(found: NoisedCount) -> str:
     return f"{found.count_in_words}; {found.percent.spanned} %"
 
 
-def _of_means(means_H: Sequence[Spread | NoisedSpread | None], difference: float | None) -> _Draft:
-    noised = [each for each in means_H if isinstance(each, NoisedSpread)]
-    if noised:
-        cells = [f"{each.mean.spanned}; {each.deviation.spanned}" for each in noised]
+def _of_means(means_H: Sequence[Spread | None], difference: float | None) -> _Draft:
+    shown = [each for each in means_H if each is not None]
+    if shown and shown[0].mean.noise is not None:
+        cells = [f"{each.mean.spanned}; {each.deviation.spanned}" for each in shown]
         return _Draft(label="mean; SD", level=1, cells=cells, notes=[WITH_NOISE])
     notes = [ROUNDED]
     notes += [WITHHELD] if None in means_H else []
     notes += [OF_MEANS] if difference is not None else []
     cells = [
-        f"{short(each.mean)} ({short(each.deviation)})" if isinstance(each, Spread) else NOT_SHOWN
+        NOT_SHOWN if each is None else f"{short(each.mean.value)} ({short(each.deviation.value)})"
         for each in means_H
     ]
     return _Draft(label="mean (SD)", level=1, cells=cells, difference=difference, notes=notes)

@@ -6,7 +6,7 @@ approved it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -20,6 +20,7 @@ from chorale.spec.state import GlobalState, state_digest, state_to_bytes
 from chorale.spec.training.class_rows import rows_in_words
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal, Refusal
 from silo_agent.account_units import account_budgets
+from silo_agent.approval.asked import asked_columns
 from silo_agent.approval.view import (
     JobView,
     Origin,
@@ -27,7 +28,9 @@ from silo_agent.approval.view import (
     Reads,
     StartingWeights,
     SummedPhase,
-    job_view,
+    changed_fields,
+    difference_of,
+    method_told,
     options_told,
     reads_of,
     summed_phases,
@@ -96,7 +99,7 @@ def read_view(
         found = refusals_of(check_read, spec, policy, data_set=data_set.name, format=data_set.format)
         refusals += found
     refusals += policy.refusals(spec, operator=job.operator)
-    code = tuple(_own_code(spec, refusals))
+    code = _own_code(spec, refusals)
     drawn = _drawn(job, spec, policy)
     if drawn.origin is Origin.GIVEN and isinstance(spec, JobSpec) and spec.model.is_built_in:
         refusals += refusals_of(policy.check_given_state, spec, why=drawn.why)
@@ -114,29 +117,45 @@ def read_view(
         refusals += _account_refusals(ledger, policy, data_set, budget, job, spec, drawn.state)
         if promise is not None and drawn.state is not None:
             charge = budget.planned_charge(_as_signed(job, spec), drawn.state)
-    previous = _previous(ledger, job)
-    decisions = ledger.decisions()
-    return job_view(
-        job,
-        spec,
+    before, decisions = _previous(ledger, job), ledger.decisions()
+    given = decisions.given(job.job_digest, policies=[digest])
+    training = spec if isinstance(spec, JobSpec) else None
+    return JobView(
+        id=job.id,
+        job_digest=job.job_digest,
+        name=job.name,
+        operator=job.operator,
+        offered=job.offered,
+        not_after=spec.not_after,
+        decision=job.decision,
+        is_over=job.is_over,
+        stops_data=job.stops_data,
+        decisions=tuple(decisions.of(job.job_digest)),
+        required_approvals=policy.required_approvals,
+        approved_by=given.counted,
+        taken_back=given.taken_back,
+        policy=digest,
+        data_set=None if data_set is None else data_set.name,
+        has_unit=data_set is not None and data_set.unit is not None,
+        objective=None if training is None else settings.objective,
+        reads=None if data_set is None else _reads(ledger, data_set, spec),
+        asks=asked_columns(spec),
+        method=method_told(spec),
         parameters=None if drawn.state is None else trained_values(drawn.state),
-        class_rows=rows_in_words(spec, own=policy.min_class_holders) if isinstance(spec, JobSpec) else "",
+        unusual=() if training is None else training.method.passed_over,
+        class_rows="" if training is None else rows_in_words(training, own=policy.min_class_holders),
         phases=phases,
-        weights=StartingWeights(origin=drawn.origin, sha256=spec.initial_state or "", description=drawn.why),
+        is_private=spec.privacy is not None,
         promise=promise,
         no_promise=no_promise,
-        reads=None if data_set is None else _reads(ledger, data_set, spec),
-        has_unit=data_set is not None and data_set.unit is not None,
-        objective=settings.objective,
         balance=None if budget is None else budget.balance(),
         charge=charge,
-        refusals=refusals,
+        refusals=tuple(difference_of(each) for each in refusals),
+        previous=None if before is None else before.id,
+        changes=() if before is None else changed_fields(_spec_of(before), spec),
+        weights=StartingWeights(origin=drawn.origin, sha256=spec.initial_state or "", description=drawn.why),
         code=code,
-        previous=None if previous is None else (previous.id, _spec_of(previous)),
-        decisions=decisions.of(job.job_digest),
-        required_approvals=policy.required_approvals,
-        policy=digest,
-        given=decisions.given(job.job_digest, policies=[digest]),
+        job=spec.model_dump(mode="json", by_alias=True),
     )
 
 
@@ -169,12 +188,12 @@ def _as_signed(job: LedgerJob, spec: AnySpec) -> Job:
     return Job(spec=spec, signed=_unsigned(job), operator=job.operator)
 
 
-def _own_code(spec: AnySpec, refusals: list[PolicyRefusal]) -> Sequence[OwnCode]:
+def _own_code(spec: AnySpec, refusals: list[PolicyRefusal]) -> tuple[OwnCode, ...]:
     """Code that is not Chorale's, and how this silo's copy compares, by its files alone."""
     faults = code_faults(spec)
     refusals += [PolicyRefusal(fault, code=Refusal.CODE) for fault in faults.values()]
     digests = {each.distribution: each.sha256 or "" for each in spec.code or ()}
-    return [
+    return tuple(
         OwnCode(
             field=field,
             name=each.name,
@@ -184,7 +203,7 @@ def _own_code(spec: AnySpec, refusals: list[PolicyRefusal]) -> Sequence[OwnCode]
             difference=faults.get(str(each.source), ""),
         )
         for field, each in (spec.plug_ins if isinstance(spec, JobSpec) else {}).items()
-    ]
+    )
 
 
 def _drawn(job: LedgerJob, spec: AnySpec, policy: Policy) -> Drawn:

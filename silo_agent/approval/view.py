@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -26,11 +26,10 @@ from chorale.spec.selection import is_by_groups
 from chorale.spec.state import GlobalState, trained_names
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
-from silo_agent.approval.asked import AskedColumn, asked_columns
+from silo_agent.approval.asked import AskedColumn
 from silo_agent.disclosure.ledger.accounts import Contents
 from silo_agent.disclosure.ledger.costs import BudgetBalance, PlannedCharge
-from silo_agent.disclosure.ledger.decisions import Given, PersonsDecision
-from silo_agent.disclosure.ledger.ledger import LedgerJob
+from silo_agent.disclosure.ledger.decisions import PersonsDecision
 from silo_agent.disclosure.ledger.reveals import Decision
 from silo_agent.training.data.settings import LABELED_FORMATS, TABLE_FORMATS, DataSettings, reading_in_words
 from silo_agent.training.data.table.derived import stored_names
@@ -249,73 +248,6 @@ class JobView:
         )
 
 
-def job_view(
-    job: LedgerJob,
-    spec: AnySpec,
-    *,
-    parameters: int | None,
-    class_rows: str,
-    phases: Sequence[SummedPhase],
-    weights: StartingWeights,
-    promise: Promise | None,
-    no_promise: str,
-    reads: Reads | None,
-    has_unit: bool,
-    objective: str | None,
-    balance: BudgetBalance | None,
-    charge: PlannedCharge | None,
-    refusals: Sequence[PolicyRefusal],
-    code: Sequence[OwnCode],
-    previous: tuple[str, AnySpec] | None,
-    decisions: Sequence[PersonsDecision],
-    required_approvals: int,
-    policy: bytes,
-    given: Given,
-) -> JobView:
-    """The view of a job that was offered here.
-
-    previous: id and text of the last approved job of the same operator.
-    """
-    id_before, changes = (None, ()) if previous is None else (previous[0], changed_fields(previous[1], spec))
-    return JobView(
-        id=job.id,
-        job_digest=job.job_digest,
-        name=job.name,
-        operator=job.operator,
-        offered=job.offered,
-        not_after=spec.not_after,
-        decision=job.decision,
-        is_over=job.is_over,
-        stops_data=job.stops_data,
-        decisions=tuple(decisions),
-        required_approvals=required_approvals,
-        approved_by=given.counted,
-        taken_back=given.taken_back,
-        policy=policy,
-        data_set=None if reads is None else reads.data_set,
-        has_unit=has_unit,
-        objective=objective if isinstance(spec, JobSpec) else None,
-        reads=reads,
-        asks=asked_columns(spec),
-        method=_method_told(spec),
-        parameters=parameters,
-        unusual=spec.method.passed_over if isinstance(spec, JobSpec) else (),
-        class_rows=class_rows,
-        phases=tuple(phases),
-        is_private=spec.privacy is not None,
-        promise=promise,
-        no_promise=no_promise,
-        balance=balance,
-        charge=charge,
-        refusals=tuple(_difference(each) for each in refusals),
-        previous=id_before,
-        changes=changes,
-        weights=weights,
-        code=tuple(code),
-        job=spec.model_dump(mode="json", by_alias=True),
-    )
-
-
 def reads_of(spec: AnySpec, settings: DataSettings, contents: Contents | None, *, record: str) -> Reads:
     """What the job reads of a data set. Opens no data. As `Reads`."""
     has_names = settings.format in TABLE_FORMATS
@@ -391,6 +323,22 @@ def options_told(options: Mapping[str, Any]) -> str:
     return json.dumps(options) if options else ""
 
 
+def difference_of(refusal: PolicyRefusal) -> PolicyDifference:
+    named = refusal.rule or refusal.code
+    field = BUDGET_FIELD if refusal.code is Refusal.BUDGET else named.value
+    return PolicyDifference(field=field, message=str(refusal).removeprefix("policy: "))
+
+
+def method_told(spec: AnySpec) -> str:
+    if isinstance(spec, AnalysisSpec):
+        return spec.in_words
+    searched = (
+        "" if spec.search is None else f"; {spec.search.in_words(spec.rounds)}; each arm sums all of it"
+    )
+    task = spec.method.task.word
+    return f"{spec.strategy.name}, task {task}; {spec.count}, {_named_told(spec)}{searched}"
+
+
 def _fields(values: Mapping[str, Any], prefix: str = "", *, of_options: bool = False) -> dict[str, str]:
     """Dotted names of all fields that are set, each with its value as JSON."""
     found: dict[str, str] = {}
@@ -445,22 +393,6 @@ def _summed(quantity: Quantity, spec: AnySpec, silos: int, *, is_sized: bool = T
         noise_deviation=noise_deviations([quantity], silos).get(quantity.name, 0.0),
         is_seen_by_silos=quantity.is_tagged,
     )
-
-
-def _difference(refusal: PolicyRefusal) -> PolicyDifference:
-    named = refusal.rule or refusal.code
-    field = BUDGET_FIELD if refusal.code is Refusal.BUDGET else named.value
-    return PolicyDifference(field=field, message=str(refusal).removeprefix("policy: "))
-
-
-def _method_told(spec: AnySpec) -> str:
-    if isinstance(spec, AnalysisSpec):
-        return spec.in_words
-    searched = (
-        "" if spec.search is None else f"; {spec.search.in_words(spec.rounds)}; each arm sums all of it"
-    )
-    task = spec.method.task.word
-    return f"{spec.strategy.name}, task {task}; {spec.count}, {_named_told(spec)}{searched}"
 
 
 def _named_told(spec: AnySpec) -> str:

@@ -93,35 +93,6 @@ class PhaseRequest:
         return kind(f"job {self.job.id} round {self.key.round} {self.key.phase}: {why}", code=code)
 
 
-def phase_input(
-    request: PhaseRequest,
-    *,
-    silo: str,
-    rules: InputRules,
-    load_data: Callable[[], SiloData],
-    objective: Objective,
-    is_cancelled: Callable[[], bool],
-    seed: int,
-    local: LocalState | None = None,
-    keep_personal: Callable[[PersonalModel], None] = forget,
-    random: Callable[[int], bytes] = os.urandom,
-) -> tuple[Mapping[str, Array], Encoder]:
-    """The silo's values, now immutable, and the words that they become when read. As `phase_values` and
-    `encoded`. random: of the encoding."""
-    values = phase_values(
-        request,
-        silo=silo,
-        rules=rules,
-        load_data=load_data,
-        objective=objective,
-        is_cancelled=is_cancelled,
-        seed=seed,
-        local=local,
-        keep_personal=keep_personal,
-    )
-    return values, encoded(request, values, random=random)
-
-
 def phase_values(
     request: PhaseRequest,
     *,

@@ -20,7 +20,7 @@ from strategies.analysis.merging import coarser_parts, finest_parts
 from strategies.analysis.model_state import model_begun
 from strategies.analysis.partition import Partition, Tables
 from strategies.analysis.survival import survival_state
-from strategies.base import Array, Arrays, PhaseContext, PhaseResult, total_of
+from strategies.base import Array, Arrays, Phase, PhaseContext, PhaseResult, total_of
 
 COUNTS = "analysis-counts"
 CELLS = "cell_counts"
@@ -37,7 +37,7 @@ CELL_COUNTS = "method/cell_counts/"  # (R, T) int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CountsPhase:
+class CountsPhase(Phase):
     """Sums one count a cell."""
 
     tables: Tables
@@ -92,9 +92,6 @@ class CountsPhase:
         if self.tables.survival is not None:
             state |= self._survival(state, self.tables.survival.columns, joint_J)
         return PhaseResult(state=state)
-
-    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
-        return {}
 
     def _model_begun(self, state: Arrays, joint_J: Array) -> dict[str, Array]:
         finest, counts = _by_themselves(state, self.tables.factors)

@@ -20,7 +20,7 @@ from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.analysis.counts import CELLS
 from strategies.analysis.partition import Tables
 from strategies.analysis.values import SQUARES, SUMS
-from strategies.base import Array, PhaseContext, PhaseResult
+from strategies.base import Array, Phase, PhaseContext, PhaseResult
 from strategies.phases.enrollment import MAX_SAMPLES
 
 NOISED = "analysis-noised"
@@ -32,7 +32,7 @@ NOISE = "method/noise"  # (3,) float64: deviation of the noise in a cell, a sum 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoisedPhase:
+class NoisedPhase(Phase):
     """Sums one count a cell, and values and their squares by part of the group."""
 
     tables: Tables
@@ -71,6 +71,3 @@ class NoisedPhase:
         for row, place in enumerate(tables.measured):
             state[NOISED_VALUES + str(place)] = np.stack([sums[SUMS][row], sums[SQUARES][row]])
         return PhaseResult(state=state)
-
-    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
-        return {}

@@ -57,7 +57,7 @@ from strategies.analysis.model_sums import (
 )
 from strategies.analysis.partition import Family, Model, Tables
 from strategies.analysis.values import SHARE
-from strategies.base import Array, Arrays, FloatArray, PhaseContext, PhaseResult, total_of
+from strategies.base import Array, Arrays, FloatArray, Phase, PhaseContext, PhaseResult, total_of
 from strategies.exact import cholesky, product, solved
 
 MODEL, MODEL_FIT = "analysis-model", "analysis-model-fit"
@@ -96,7 +96,7 @@ BOUNDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelPhase:
+class ModelPhase(Phase):
     """A step."""
 
     tables: Tables
@@ -143,12 +143,9 @@ class ModelPhase:
             state = with_status(state, Status.CONVERGED)
         return PhaseResult(state=state)
 
-    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
-        return {}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFitPhase:
+class ModelFitPhase(Phase):
     """Covariances at the last coefficients."""
 
     tables: Tables
@@ -240,9 +237,6 @@ class ModelFitPhase:
             ROBUST: correction * robust_PP,
         }
         return PhaseResult(state=with_status(state, status))
-
-    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
-        return {}
 
 
 def _has_large_patient(square_U: FloatArray, fourth_U: FloatArray) -> bool:

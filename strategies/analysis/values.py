@@ -24,7 +24,7 @@ import numpy as np
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.analysis.counts import CELL_COUNTS, CELL_PARTS, IMPLAUSIBLE, PART_COUNTS, PARTS, ROW_COUNTS
 from strategies.analysis.partition import Partition, Tables
-from strategies.base import Array, Arrays, FloatArray, PhaseContext, PhaseResult, total_of
+from strategies.base import Array, Arrays, FloatArray, Phase, PhaseContext, PhaseResult, total_of
 from strategies.exact import total
 from strategies.rounding import rounded, rounding_step
 
@@ -43,7 +43,7 @@ NO_PART = -1  # of missing values, where there are none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValuesPhase:
+class ValuesPhase(Phase):
     """Sums by measured column and published part of the group how many values there are, the values, and
     their squares."""
 
@@ -102,9 +102,6 @@ class ValuesPhase:
             state[MEANS + str(place)], state[DEVIATIONS + str(place)] = np.where(shown_H, figures_2H, 0.0)
             state[SHOWN + str(place)] = shown_H.astype(np.uint8)
         return PhaseResult(state=state)
-
-    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
-        return {}
 
     def _parts(self, state: Arrays, place: int) -> list[PublishedParts]:
         """Of all records, where a column is in its finest parts, and of each row."""

@@ -18,7 +18,7 @@ from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.fixed_point.ring import Words
 from silo_agent.rounds.inputs import input_cache
-from silo_agent.training.phase_input import PhaseRequest, phase_input
+from silo_agent.training.phase_input import PhaseRequest, encoded, phase_values
 from strategies.base import Array
 from tests.support.rogue import Rogue
 
@@ -54,14 +54,22 @@ def _the_weight_of_the_others_taken_back(values: Mapping[str, Array], layout: La
     return Encoder({**values, "weight": np.array(-0.75 + 2.0**-28)}, layout=layout)
 
 
-def bending(bend: Bend) -> Callable[..., tuple[Mapping[str, Array], Encoder]]:
-    def bent(request: PhaseRequest, *, silo: str, **rest: Any) -> tuple[Mapping[str, Array], Encoder]:
-        values, encoder = phase_input(request, silo=silo, **rest)
-        if silo == LIAR and (request.key.round, request.key.phase) == (BENT_ROUND, "train"):
-            encoder = bend(values, request.layout)
-        return values, encoder
+def bend_inputs(monkeypatch: pytest.MonkeyPatch, bend: Bend) -> None:
+    """Those of the liar."""
+    bent: list[Mapping[str, Array]] = []
 
-    return bent
+    def values_of(request: PhaseRequest, *, silo: str, **rest: Any) -> Mapping[str, Array]:
+        values = phase_values(request, silo=silo, **rest)
+        if silo == LIAR and (request.key.round, request.key.phase) == (BENT_ROUND, "train"):
+            bent.append(values)
+        return values
+
+    def words_of(request: PhaseRequest, values: Mapping[str, Array]) -> Encoder:
+        is_bent = any(values is each for each in bent)
+        return bend(values, request.layout) if is_bent else encoded(request, values)
+
+    monkeypatch.setattr(input_cache, "phase_values", values_of)
+    monkeypatch.setattr(input_cache, "encoded", words_of)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +83,7 @@ def bending(bend: Bend) -> Callable[..., tuple[Mapping[str, Array], Encoder]]:
 async def test_a_sum_that_no_honest_silos_give_is_used_up_and_moves_no_silo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bend: Bend, reason: str
 ) -> None:
-    monkeypatch.setattr(input_cache, "phase_input", bending(bend))
+    bend_inputs(monkeypatch, bend)
     async with Rogue(tmp_path / "four") as rogue:
         await rogue.start()
         await rogue.control()

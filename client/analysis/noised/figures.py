@@ -17,7 +17,7 @@ import numpy as np
 
 from chorale.spec.analysis_spec import AnalysisSpec, DescribedColumn
 from client.analysis.columns import ColumnFigures, Head
-from client.analysis.figures import NoisedCount, NoisedSpread, Quartile, Quartiles, quartiles
+from client.analysis.figures import NoisedCount, Quartile, Quartiles, Spread, quartiles
 from client.analysis.parts import OVERALL, Part, published_parts
 from crypto.errors import ConfigError
 from strategies.analysis.noised import NOISE, NOISED_CELLS, NOISED_VALUES
@@ -152,7 +152,7 @@ def _counted(
     )
 
 
-def _spread(sums_2: FloatArray, off_2: FloatArray, number: float, of_number: float) -> NoisedSpread:
+def _spread(sums_2: FloatArray, off_2: FloatArray, number: float, of_number: float) -> Spread:
     """Of z. Around the mean are the squares around another place, less its square distance."""
     (total, square), (of_total, of_square) = sums_2.tolist(), off_2.tolist()
     low, high = map(float, ratio_interval(total, number, deviations=(of_total, of_number), low=-1.0))
@@ -168,19 +168,19 @@ def _spread(sums_2: FloatArray, off_2: FloatArray, number: float, of_number: flo
     value = min(max(apart / number, 0.0), 1.0) if number > 0 else math.nan
     fewer = number / (number - 1.0) if number > 2 else 1.0  # a deviation divides by one less
     deviations = [math.sqrt(each * fewer) for each in (value, least, most)]
-    return NoisedSpread(
+    return Spread(
         mean=Figure(value=mean, noise=(low, high)),
         deviation=Figure(value=deviations[0], noise=(deviations[1], deviations[2])),
     )
 
 
-def _in_units(spread: NoisedSpread, edges: Sequence[float]) -> NoisedSpread:
+def _in_units(spread: Spread, edges: Sequence[float]) -> Spread:
     low, half = edges[0], (edges[-1] - edges[0]) / 2.0
     assert spread.mean.noise is not None
     assert spread.deviation.noise is not None
     first, last = spread.mean.noise
     least, most = spread.deviation.noise
-    return NoisedSpread(
+    return Spread(
         mean=Figure(
             value=low + half * (spread.mean.value + 1.0),
             noise=(low + half * (first + 1.0), low + half * (last + 1.0)),

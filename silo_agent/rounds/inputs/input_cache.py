@@ -39,7 +39,7 @@ from silo_agent.training.phase_input import (
     cut_holdout,
     described_values,
     encoded,
-    phase_input,
+    phase_values,
 )
 from strategies.analysis.method import KINDS
 from strategies.base import Array
@@ -168,7 +168,7 @@ class InputCache:
         Raises PolicyRefusal(code=STATE) for another state or layout than the first attempt's,
         PolicyRefusal(code=BUDGET) where the data set's budget does not cover it,
         PolicyRefusal(code=POLICY) where too many were refused for the data set, and what
-        `phase_input` raises. Of a job without noise that is counted before it is raised, of a private one it
+        `phase_values` raises. Of a job without noise that is counted before it is raised, of a private one it
         is raised when an input would be returned.
         """
         name, layout_digest = phase_name(request.key), request.layout.digest
@@ -294,9 +294,8 @@ class InputCache:
                     is_cancelled=is_cancelled,
                     until_look=partial(self._until_look, asked_at),
                 )
-                encoder = encoded(request, values)
             else:
-                values, encoder = phase_input(
+                values = phase_values(
                     request,
                     silo=self._silo,
                     rules=data_set.policy,
@@ -307,6 +306,7 @@ class InputCache:
                     local=local,
                     keep_personal=partial(self._personal.keep, job=tuned, key=key, global_model=state_digest),
                 )
+            encoder = encoded(request, values)
             self._report(request, encoder, seconds=time.monotonic() - started)
             if is_cancelled():
                 raise Cancelled("the input is no longer wanted")

@@ -14,7 +14,7 @@ from silo_agent.training.analysis.table import DescribedTable
 from strategies.analysis.counts import CELLS, ROWS
 from strategies.analysis.partition import Tables
 from strategies.analysis.values import NUMBERS, SQUARES, SUMS
-from strategies.base import Array, Arrays
+from strategies.base import Array, Arrays, array_in
 
 
 def cell_counts(table: DescribedTable, tables: Tables) -> dict[str, Array]:
@@ -83,10 +83,7 @@ def _joint_cell(table: DescribedTable, tables: Tables) -> NDArray[np.int64]:
 
 def _published_rows(tables: Tables, state: Arrays) -> NDArray[np.int64]:
     """Shapes: -> (G,)."""
-    row_G, expected = state.get(ROWS), f"expected the published part of each of {tables.group_size}"
-    if row_G is None or row_G.dtype != np.int64 or row_G.shape != (tables.group_size,):
-        got = "none" if row_G is None else f"{row_G.dtype} of shape {row_G.shape}"
-        raise ConfigError(f"state: {ROWS}: {expected}, got {got}")
+    row_G = array_in(state, ROWS, (tables.group_size,), np.int64)
     if not ((row_G >= 0) & (row_G < tables.group_size)).all():
-        raise ConfigError(f"state: {ROWS}: {expected}, got one beyond them")
+        raise ConfigError(f"state: {ROWS}: expected parts from 0 to {tables.group_size - 1}")
     return row_G

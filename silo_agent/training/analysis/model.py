@@ -47,7 +47,7 @@ from strategies.analysis.regression import (
     REACH,
 )
 from strategies.analysis.values import MEANS
-from strategies.base import Array, Arrays
+from strategies.base import Array, Arrays, array_in
 
 Floats = NDArray[np.float64]
 BLOCK_RECORDS = 1 << 13  # of a design of 100 columns 6 MiB
@@ -264,13 +264,7 @@ def _check(tables: Tables, state: Arrays) -> None:
     if _family(tables) is Family.COX:
         shapes |= {MEANS + str(place): ((2,), np.float64) for place in tables.measured}
     for name, (shape, dtype) in shapes.items():
-        found = state.get(name)
-        if found is None or found.shape != shape or found.dtype != dtype:
-            got = "none" if found is None else f"{found.dtype} of shape {found.shape}"
-            raise ConfigError(f"state: {name}: expected {np.dtype(dtype)} of shape {shape}, got {got}")
-    for name in (name for name, (_, dtype) in shapes.items() if dtype is np.float64):
-        if not np.isfinite(state[name]).all():
-            raise ConfigError(f"state: {name}: expected finite numbers")
+        array_in(state, name, shape, dtype)
     for place in tables.factors:
         size, parts = tables.partitions[place].size, state[MODEL_PARTS + str(place)]
         if not 0 <= int(parts.min()) <= int(parts.max()) < size:

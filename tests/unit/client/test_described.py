@@ -21,6 +21,7 @@ from crypto.errors import ConfigError
 from strategies.analysis.counts import CELL_COUNTS, PART_COUNTS, PARTS, ROW_COUNTS, ROWS
 from strategies.analysis.values import DEVIATIONS, MEANS, SHOWN
 from strategies.base import Array
+from strategies.figure import Figure
 from tests.support.analysis_records import described, numbers
 from tests.support.described import AGE, PAIN, SEX, analysis, by_sex, counted, rows, spreads, whole
 
@@ -42,6 +43,10 @@ def hostile() -> DescribedResults:
     age = {**AGE, "name": f"@{HOSTILE}\n\u202e", "unit": HOSTILE}
     pain = {"name": "pain", "categories": [HOSTILE, "missing", "a or b"]}
     return DescribedResults.of(analysis(age, sex, pain, group=sex["name"], purpose=HOSTILE), by_sex()[1])
+
+
+def spread(mean: float, deviation: float) -> Spread:
+    return Spread(mean=Figure(value=mean), deviation=Figure(value=deviation))
 
 
 def column(name: str, found: DescribedResults) -> ColumnFigures:
@@ -189,11 +194,9 @@ def test_quartiles_have_the_digits_of_their_part(value: float, width: float, tex
 
 def test_standardized_differences_are_those_of_the_formulas() -> None:
     close = pytest.approx
-    assert difference_of_means(
-        Spread(mean=49, deviation=9), Spread(mean=48, deviation=12)
-    ) == close(1 / np.sqrt(112.5))  # fmt: skip
-    assert difference_of_means(Spread(mean=1, deviation=0), Spread(mean=2, deviation=0)) is None
-    huge = Spread(mean=1.7e308, deviation=1.7e308), Spread(mean=-1.7e308, deviation=1.7e308)
+    assert difference_of_means(spread(49, 9), spread(48, 12)) == close(1 / np.sqrt(112.5))
+    assert difference_of_means(spread(1, 0), spread(2, 0)) is None
+    huge = spread(1.7e308, 1.7e308), spread(-1.7e308, 1.7e308)
     assert difference_of_means(*huge) is None
     # two parts: |p - q| / sqrt((p (1 - p) + q (1 - q)) / 2), of 1/4 and 1/2
     assert difference_of_parts([10, 30], [20, 20]) == close(0.25 / np.sqrt((3 / 16 + 1 / 4) / 2))
@@ -387,7 +390,7 @@ def test_every_state_that_the_phases_give_is_read(groups: int) -> None:
         labels |= {record["part"] for record in found.records()}
         for place, spread in enumerate(x.means_H or ()):
             if spread is not None and place == 0:
-                assert spread.mean == pytest.approx(
+                assert spread.mean.value == pytest.approx(
                     np.nanmean(np.where(value_N > 80, np.nan, value_N)), rel=0.3
                 )
     assert {"any", "0 to 10", "40 to 80", "missing"} <= labels

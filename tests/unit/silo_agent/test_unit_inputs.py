@@ -9,10 +9,10 @@ import pytest
 
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
-from crypto.fixed_point.encoder import Encoder
+from crypto.fixed_point.layout import Layout
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.data.base import SampleSet, SiloData
-from silo_agent.training.phase_input import PhaseRequest, phase_input
+from silo_agent.training.phase_input import PhaseRequest, phase_values
 from silo_agent.training.torch_objective import TorchObjective
 from simulation.engine import unsigned_job
 from strategies.base import TOTAL, Array, Arrays
@@ -26,7 +26,7 @@ def of_units(samples: SampleSet, sizes: list[int]) -> SampleSet:
     return taken.of_units(np.repeat(np.arange(len(sizes)), sizes), rows_per_unit=max(sizes))
 
 
-def handed_over(spec: JobSpec, phase: str, *, has_units: bool) -> tuple[Mapping[str, Array], Encoder]:
+def handed_over(spec: JobSpec, phase: str, *, has_units: bool) -> tuple[Mapping[str, Array], Layout]:
     data = all_digits(spec)
     train, holdout = of_units(data.train, [4] * 10), of_units(data.holdout, SIZES)
     if not has_units:
@@ -34,8 +34,9 @@ def handed_over(spec: JobSpec, phase: str, *, has_units: bool) -> tuple[Mapping[
     state: Arrays = {**initial_state(spec), TOTAL: np.array(100)}
     job = unsigned_job(spec, initial_state(spec))
     key = PhaseKey(job_digest=job.digest, round=int(phase == "train"), phase=phase, attempt=1)
-    return phase_input(
-        PhaseRequest.of(job, key, state, members=4),
+    request = PhaseRequest.of(job, key, state, members=4)
+    values = phase_values(
+        request,
         silo="a",
         rules=Policy(federation="test"),
         load_data=lambda: SiloData(train=train, holdout=holdout, name="digits"),
@@ -43,6 +44,7 @@ def handed_over(spec: JobSpec, phase: str, *, has_units: bool) -> tuple[Mapping[
         is_cancelled=lambda: False,
         seed=1,
     )
+    return values, request.layout
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +64,10 @@ def test_enrollment_counts_units(spec: JobSpec) -> None:
 def test_counts_of_units_are_whole_ring_units_so_none_is_rounded(spec: JobSpec) -> None:
     """Their sensitivity has no room for rounding: a fraction of a unit would be beyond what the noise covers.
     The control: 1 / rows by itself is no whole number of units."""
-    values, encoder = handed_over(spec, "train", has_units=True)
+    values, layout = handed_over(spec, "train", has_units=True)
     rows, _ = handed_over(spec, "train", has_units=False)
     assert (int(values["tested"]), int(rows["tested"])) == (len(SIZES), sum(SIZES))
-    (correct,) = (each for each in encoder.layout.quantities if each.name == "correct")
+    (correct,) = (each for each in layout.quantities if each.name == "correct")
     assert correct.noise is not None
     assert correct.noise.scale >= 1
     units = float(values["correct"]) * correct.noise.scale
