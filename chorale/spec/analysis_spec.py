@@ -323,6 +323,11 @@ class AnalysisSpec(SharedFields):
             )
         if (parameters := len(design_of(tables))) > MOST_PARAMETERS:
             raise ValueError(f"model: expected at most {MOST_PARAMETERS} coefficients, got {parameters}")
+        if model.errors == "patient" and tables.factor_cells > MOST_PARAMETERS:
+            raise ValueError(
+                f"model.errors: expected at most {MOST_PARAMETERS} cells of the columns with categories for "
+                f"errors by patient, got {tables.factor_cells}"
+            )
         if tables.time is not None and (numbers := numbers_of(tables)) > MOST_NUMBERS:
             raise ValueError(f"model: expected at most {MOST_NUMBERS} sums a step, got {numbers}")
 

@@ -42,6 +42,7 @@ from strategies.analysis.model_state import (
     Status,
     status_in,
 )
+from strategies.analysis.model_values import least_patients
 from strategies.analysis.partition import Family, Trend
 from strategies.base import Arrays
 
@@ -59,8 +60,8 @@ WHY = {
     Status.MANY_PARAMETERS: "Withheld: there are fewer than three records a coefficient, or fewer than ten "
     "more than coefficients; of patients likewise, where errors are by patient.",
     Status.DOMINATED: "Withheld: a column of numbers shows fewer than three parts, or a value may stand out "
-    "of it, or of a cell of the columns with categories, or a patient, where errors are by patient. Parts "
-    "narrower than a standard deviation help.",
+    "of it, or of a cell of the columns with categories; where errors are by patient, a patient may, or such "
+    "a cell has few of them. Parts narrower than a standard deviation help, and fewer categories.",
     Status.COLLINEAR: "Withheld: a column of the model follows from the others.",
 }
 WITHOUT_BINS = (
@@ -79,7 +80,8 @@ ALL_TERMS = "All terms"
 LEFT_OUT = "{name} has no coefficient: its parts are merged into one."
 BY_PATIENT = (
     "SE, p and interval allow for what records of one patient have in common (cluster-robust), by {by}. "
-    "SE (model): as if they had nothing."
+    "SE (model): as if they had nothing. Records in two cells of categories that fewer than {least} patients "
+    "have count as of two patients, and all records where fewer have several."
 )
 ERRORS = "SE, p and interval are those of the model, by {by}. SE (HC1): without its variance (White 1980)."
 RIDGE = (
@@ -328,7 +330,11 @@ class FittedModel:
         elif self.coefficients:
             freedom = f"Student's t with {self.freedom} degrees of freedom"
             errors = ERRORS if self.model.errors == "record" else BY_PATIENT
-            yield errors.format(by="the normal distribution" if self.freedom is None else freedom)
+            by, least = (
+                "the normal distribution" if self.freedom is None else freedom,
+                least_patients(self.spec.tables),
+            )
+            yield errors.format(by=by, least=least)
         if self.residual is not None:
             yield f"Residual standard deviation: {_digits(self.residual)}."
         if found := self._of_likelihood:

@@ -28,6 +28,7 @@ from crypto.fixed_point.layout import Layout
 from crypto.session.cohort import CohortRule
 from silo_agent.training.analysis.cells import cell_counts, cell_values, noised_values
 from silo_agent.training.analysis.model import model_sums
+from silo_agent.training.analysis.patients import patient_counts
 from silo_agent.training.analysis.table import DescribedTable
 from silo_agent.training.arm_values import computed_or_nothing, local_of_arm, propose_arms
 from silo_agent.training.computed_columns import column_sums, standardized
@@ -184,7 +185,10 @@ def described_values(
         if request.key.kind == COUNTS:
             return taken_over(cell_counts(table, tables))
         if request.key.kind == VALUES:
-            return taken_over(cell_values(table, tables, request.context.state))
+            values = cell_values(table, tables, request.context.state)
+            if tables.model is not None and tables.model.by_patient:
+                values |= patient_counts(table, tables, request.context.state)
+            return taken_over(values)
         is_last = request.key.kind == MODEL_FIT
         return taken_over(model_sums(table, tables, request.context.state, is_last=is_last))
 

@@ -23,13 +23,13 @@ Factor = tuple[int, int]  # place of a column, and NUMBER or its published part,
 Product = tuple[Factor, ...]  # () of the intercept
 
 
-def design_of(tables: Tables) -> tuple[Product, ...]:
-    """(P,), of a job with a model."""
+def design_of(tables: Tables, *, first: int = 1) -> tuple[Product, ...]:
+    """(P,), of a job with a model. first: 0 for columns of all parts, also of the first."""
     assert tables.model is not None
     found: list[Product] = [] if tables.model.family is Family.COX else [()]
     for term in tables.model.terms:
         levels = [
-            [NUMBER] if tables.partitions[place].is_ordered else range(1, tables.partitions[place].size)
+            [NUMBER] if tables.partitions[place].is_ordered else range(first, tables.partitions[place].size)
             for place in term
         ]
         found += [tuple(zip(term, each, strict=True)) for each in product(*levels)]

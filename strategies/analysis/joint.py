@@ -39,6 +39,12 @@ def joint_rows(tables: Tables, parts_of: PartsOf) -> NDArray[np.int64]:
     return row_J
 
 
+def factor_rows(tables: Tables, parts_of: PartsOf) -> NDArray[np.int64]:
+    """As `joint_rows`, of the factors alone. Shapes: -> (J,)."""
+    outcome = {place: [0] * size for place, size in zip(tables.joint, tables.joint_shape, strict=True)}
+    return joint_rows(tables, {**outcome, **parts_of})
+
+
 def model_parts(
     tables: Tables, count_J: Array, finest: PartsOf, counts: Mapping[int, Sequence[int]]
 ) -> PartsOf | None:

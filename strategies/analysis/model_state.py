@@ -19,6 +19,9 @@ from strategies.base import Array, Arrays
 
 STATUS = "method/model_status"  # () uint8, of Status
 MODEL_PARTS = "method/model_parts/"  # (parts,) int64, followed by the place of a factor
+# (F,) int64, by patient, of each published cell of the factors: records of a patient in cells with the same
+# number count together; -1: none do
+BLOCKS = "method/model_blocks"
 COEFFICIENTS = "method/model_coefficients"  # (P,) float64, of z
 ITERATIONS = "method/model_iterations"  # () int64: steps taken so far
 # while steps are taken
@@ -69,13 +72,17 @@ def with_status(state: Arrays, status: Status) -> dict[str, Array]:
 
 def used_in(tables: Tables, state: Arrays) -> NDArray[np.bool_]:
     """Which columns of the design have a coefficient. Shapes: -> (P,)."""
-    parts_of = {place: state[MODEL_PARTS + str(place)].tolist() for place in tables.factors}
-    return has_coefficient(design_of(tables), parts_of)
+    return has_coefficient(design_of(tables), parts_in(tables, state))
 
 
 def bears(records: int, parameters: int) -> bool:
     """Whether so many records, or patients, are enough."""
     return PARAMETER_SHARE * parameters <= records and parameters + LEAST_FREEDOM <= records
+
+
+def parts_in(tables: Tables, state: Arrays) -> PartsOf:
+    """Of the factors."""
+    return {place: state[MODEL_PARTS + str(place)].tolist() for place in tables.factors}
 
 
 def model_begun(

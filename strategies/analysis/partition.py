@@ -149,6 +149,11 @@ class Tables:
         return tuple(place for place in self.joint if not self._is_outcome(place))
 
     @property
+    def factor_cells(self) -> int:
+        """F, cells of the joint table without the outcome; 1 without such a column."""
+        return math.prod(self.partitions[place].size for place in self.factors)
+
+    @property
     def joint_shape(self) -> tuple[int, ...]:
         return tuple(2 if self._is_outcome(place) else self.partitions[place].size for place in self.joint)
 

@@ -29,7 +29,7 @@ import numpy as np
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.analysis.counts import IMPLAUSIBLE, ROW_COUNTS
 from strategies.analysis.cox import cox_fit, cox_quantities
-from strategies.analysis.design import design_of, in_units
+from strategies.analysis.design import design_of, has_coefficient, in_units
 from strategies.analysis.model_state import (
     COEFFICIENTS,
     COVARIANCE,
@@ -43,6 +43,7 @@ from strategies.analysis.model_state import (
     TREND,
     Status,
     bears,
+    parts_in,
     status_in,
     used_in,
     with_status,
@@ -63,7 +64,7 @@ from strategies.exact import cholesky, product, solved
 MODEL, MODEL_FIT = "analysis-model", "analysis-model-fit"
 INFORMATION, GRADIENT, LIKELIHOODS = "model_information", "model_gradient", "model_likelihoods"
 OUTER = "model_outer_products"
-FOURTH, PATIENTS = "model_fourth_powers", "model_patients"
+POWERS, PATIENTS = "model_powers", "model_patients"
 
 CONVERGED_AT = 1e-8  # squared length in standard errors: the step after it is one of 1e-8 errors
 STEADY = 1e-3  # of the largest coefficient: a step of a separated model is longer
@@ -152,8 +153,8 @@ class ModelFitPhase(Phase):
     kind: str = MODEL_FIT
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
-        """Shapes: as of a step, and (P, P); by patient (P,) and (2,): all, and those beyond REACH. Of a
-        Cox model, and with ridge, those of a step alone."""
+        """Shapes: as of a step, and (P, P); by patient (2, L), of columns of all parts the second and fourth
+        powers, and (2,): all, and those beyond REACH. Of a Cox model and with ridge those of a step alone."""
         found, model = _quantities(self.tables, context), _model(self.tables)
         if model.family is Family.COX or model.ridge is not None:
             return found
@@ -161,7 +162,8 @@ class ModelFitPhase(Phase):
         if not model.by_patient:
             return (*found, model_quantity(OUTER, (size, size), residual * residual, context))
         # squares of sums are at most REACH times the sums, which are at most those of the residuals
-        fourth = model_quantity(FOURTH, (size,), REACH * REACH * REACH * residual, context)
+        parts = len(design_of(self.tables, first=0))
+        powers = model_quantity(POWERS, (2, parts), REACH * REACH * REACH * residual, context)
         count = Quantity(
             name=PATIENTS,
             shape=(2,),
@@ -170,7 +172,7 @@ class ModelFitPhase(Phase):
             is_tagged=True,
             discloses=Disclosure.CELL,
         )
-        return (*found, model_quantity(OUTER, (size, size), REACH * residual, context), fourth, count)
+        return (*found, model_quantity(OUTER, (size, size), REACH * residual, context), powers, count)
 
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Write covariances, and how the fit ended. Nothing of sums that no records give."""
@@ -214,13 +216,15 @@ class ModelFitPhase(Phase):
         correction = records / freedom
         if model.by_patient:
             patients, large = (int(each) for each in sums[PATIENTS])
-            fourth_P = sums[FOURTH] + rounding_error(quantities[-2], context.members)
+            error = rounding_error(quantities[-2], context.members)
+            is_used_L = has_coefficient(design_of(self.tables, first=0), parts_in(self.tables, state))
+            square_U, fourth_U = np.asarray(sums[POWERS], np.float64)[:, is_used_L]
             if not 0 <= large <= patients <= records:
                 return PhaseResult(state=None, reason=IMPLAUSIBLE)
             withheld = None
             if not bears(patients, int(np.count_nonzero(used_P))):
                 withheld = Status.MANY_PARAMETERS
-            elif large or _has_large_patient(np.diagonal(outer_PP)[used_P], fourth_P[used_P]):
+            elif large or _has_large_patient(square_U - error, fourth_U + error):
                 withheld = Status.DOMINATED
             if withheld is not None:
                 state.pop(SQUARES, None)
@@ -283,7 +287,9 @@ def _fit(
         room = PLAUSIBLE_AT * each.bound + rounding_error(each, context.members)
         if each.name == LIKELIHOODS and float(sums[each.name]) > room:
             return None
-        if len(each.shape) == 2 and not is_of_squares(np.asarray(sums[each.name], np.float64), room):
+        if each.name in (INFORMATION, OUTER) and not is_of_squares(
+            np.asarray(sums[each.name], np.float64), room
+        ):
             return None
     fit = Fit(
         information_PP=np.asarray(sums[INFORMATION], np.float64),

@@ -50,6 +50,7 @@ EXEMPT = {
     ("strategies/analysis/cox.py", "cells_of"): SIZES,
     ("strategies/analysis/partition.py", "Tables.cells"): SIZES,
     ("strategies/analysis/partition.py", "Tables.joint_cells"): SIZES,
+    ("strategies/analysis/partition.py", "Tables.factor_cells"): SIZES,
     ("strategies/number_stream.py", "ordered_sum"): "a running sum adds one element after the other",
     ("strategies/parts/heads.py", "etf_head"): FIRST_STATE,
     ("strategies/base.py", "PhaseContext.trained_values"): SIZES,

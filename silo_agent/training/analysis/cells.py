@@ -21,14 +21,14 @@ def cell_counts(table: DescribedTable, tables: Tables) -> dict[str, Array]:
     """Each table is the group by one column, row by row, missing the last of each; in the order of
     `Tables.described`. Of a survival curve the joint table alone. Shapes: (cells,) int64."""
     if tables.survival is not None:
-        return {CELLS: np.bincount(_joint_cell(table, tables), minlength=tables.joint_cells)}
+        return {CELLS: np.bincount(joint_cell(table, tables), minlength=tables.joint_cells)}
     group_N, found = _group(table, tables), list[NDArray[np.int64]]()
     for place in tables.described:
         size = tables.partitions[place].size
         cell_N = group_N * size + table.parts_NC[:, place]
         found.append(np.bincount(cell_N, minlength=tables.group_size * size))
     if tables.model is not None:
-        found.append(np.bincount(_joint_cell(table, tables), minlength=tables.joint_cells))
+        found.append(np.bincount(joint_cell(table, tables), minlength=tables.joint_cells))
     return {CELLS: np.concatenate(found)}
 
 
@@ -43,7 +43,7 @@ def cell_values(table: DescribedTable, tables: Tables, state: Arrays) -> dict[st
         return _by_row(
             table, tables, _published_rows(tables, state)[_group(table, tables)], tables.group_size
         )
-    return _by_row(table, tables, _joint_cell(table, tables), tables.joint_cells)
+    return _by_row(table, tables, joint_cell(table, tables), tables.joint_cells)
 
 
 def noised_values(table: DescribedTable, tables: Tables) -> dict[str, Array]:
@@ -73,7 +73,7 @@ def _group(table: DescribedTable, tables: Tables) -> NDArray[np.int64]:
     return table.parts_NC[:, tables.group]
 
 
-def _joint_cell(table: DescribedTable, tables: Tables) -> NDArray[np.int64]:
+def joint_cell(table: DescribedTable, tables: Tables) -> NDArray[np.int64]:
     """The cell of each record in the joint table of a model. Shapes: -> (N,)."""
     cell_N = np.zeros(table.records, np.int64)
     for place, size in zip(tables.joint, tables.joint_shape, strict=True):

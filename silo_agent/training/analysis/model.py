@@ -6,14 +6,15 @@ model Q as in strategies/analysis/cox.py, C = cells of stratum, bin and ending.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crypto.errors import ConfigError
+from silo_agent.training.analysis.patients import owners
 from silo_agent.training.analysis.table import DescribedTable
-from silo_agent.training.data.base import Indices
 from strategies.analysis.cox import (
     ENDINGS,
     EVENT,
@@ -25,8 +26,9 @@ from strategies.analysis.cox import (
     cells_of,
     center_of,
 )
-from strategies.analysis.design import NUMBER, design_of
+from strategies.analysis.design import Product, design_of
 from strategies.analysis.model_state import (
+    BLOCKS,
     COEFFICIENTS,
     ITERATIONS,
     MODEL_PARTS,
@@ -38,12 +40,12 @@ from strategies.analysis.model_sums import BEYOND
 from strategies.analysis.partition import Family, Model, Tables
 from strategies.analysis.regression import (
     BOUNDS,
-    FOURTH,
     GRADIENT,
     INFORMATION,
     LIKELIHOODS,
     OUTER,
     PATIENTS,
+    POWERS,
     REACH,
 )
 from strategies.analysis.values import MEANS
@@ -56,29 +58,34 @@ FIRST_MEAN = 0.1  # added to an outcome, in its units: none is 0
 
 def model_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last: bool) -> dict[str, Array]:
     """Information, gradient and log-likelihood, and whether a record's mean is beyond what fits; is_last:
-    and without ridge the outer products of the records' gradients, or of each patient's sum of them, with its
-    fourth powers and how many patients there are. Zeros where the model needs none any more.
+    and without ridge the outer products of the records' gradients, or of each patient's sum of them, with
+    their powers and how many patients there are. Zeros where the model needs none any more.
 
-    Shapes: (P, P), (P,), (), (), and (P, P), (P,), (2,); of a Cox model those of `cox_quantities`. Raises
+    Shapes: (P, P), (P,), (), (), and (P, P), (2, L), (2,); of a Cox model those of `cox_quantities`. Raises
     ConfigError for a state that does not say where it is.
     """
     _check(tables, state)
     if _family(tables) is Family.COX:
         return _cox_sums(table, tables, state, is_last=is_last)
-    status, size = status_in(state), len(design_of(tables))
+    status, design = status_in(state), design_of(tables)
+    size = len(design)
     information_PP, outer_PP, gradient_P = np.zeros((size, size)), np.zeros((size, size)), np.zeros(size)
     has_outer = is_last and _model(tables).ridge is None
     likelihood, beyond = 0.0, 0
     by_patient = is_last and _model(tables).by_patient
-    owner_N = _patients(table) if by_patient else None
-    score_UP, fourth_P = np.zeros((0 if owner_N is None else owner_N.max() + 1, size)), np.zeros(size)
+    every = design_of(tables, first=0)
+    owner_N = owners(table, tables, state) if by_patient else None
+    score_UL, power_2L = (
+        np.zeros((0 if owner_N is None else owner_N.max() + 1, len(every))),
+        np.zeros((2, len(every))),
+    )
     patients = np.zeros(2, np.int64)
     if not status.is_withheld and (is_last or status is Status.RUNNING):
         used_P = used_in(tables, state)
         is_first = not is_last and int(state[ITERATIONS]) == 0
         for start in range(0, table.records, BLOCK_RECORDS):
             rows = slice(start, start + BLOCK_RECORDS)
-            design_BP = np.where(used_P, _design(table, tables, state, rows), 0.0)
+            design_BP = np.where(used_P, _design(table, tables, state, rows, design), 0.0)
             offset_B = _offset(table, tables, rows)
             at = _at(tables, _outcome(table, tables, rows), design_BP @ state[COEFFICIENTS] + offset_B)
             score_B, weight_B = at.residual_B, at.weight_B
@@ -89,14 +96,18 @@ def model_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last:
             likelihood += at.likelihood
             beyond |= at.is_beyond
             if owner_N is not None:
-                np.add.at(score_UP, owner_N[rows], score_B[:, None] * design_BP)
+                np.add.at(
+                    score_UL, owner_N[rows], score_B[:, None] * _design(table, tables, state, rows, every)
+                )
             elif has_outer:
                 outer_PP += design_BP.T @ ((score_B * score_B)[:, None] * design_BP)
-        is_far_U = (np.abs(score_UP) > REACH).any(axis=1)
-        patients = np.array([len(score_UP), np.count_nonzero(is_far_U)])
+        is_far_U = (np.abs(score_UL) > REACH).any(axis=1)
+        patients = np.array([len(score_UL), np.count_nonzero(is_far_U)])
         if not is_far_U.any():
+            score_UP = np.where(used_P, score_UL[:, [every.index(each) for each in design]], 0.0)
             outer_PP += score_UP.T @ score_UP
-            fourth_P = ((score_UP * score_UP) ** 2).sum(axis=0)
+            square_UL = score_UL * score_UL
+            power_2L = np.stack([square_UL.sum(axis=0), (square_UL * square_UL).sum(axis=0)])
     sums: dict[str, Array] = {
         INFORMATION: information_PP,
         GRADIENT: gradient_P,
@@ -104,15 +115,8 @@ def model_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last:
         BEYOND: np.array(beyond),
     }
     if by_patient:
-        sums |= {FOURTH: fourth_P, PATIENTS: patients}
+        sums |= {POWERS: power_2L, PATIENTS: patients}
     return {**sums, OUTER: outer_PP} if has_outer else sums
-
-
-def _patients(table: DescribedTable) -> Indices:
-    """Whose each record is, from 0 on. Shapes: -> (N,)."""
-    if table.unit_N is None:
-        raise ConfigError("data.unit: expected a column that says whose a row is, for errors by patient")
-    return np.asarray(np.unique(table.unit_N, return_inverse=True)[1])
 
 
 def _cox_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last: bool) -> dict[str, Array]:
@@ -128,7 +132,7 @@ def _cox_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last: 
         for start in range(0, table.records, BLOCK_RECORDS):
             rows = slice(start, start + BLOCK_RECORDS)
             parts_BC = table.parts_NC[rows]
-            design_BP = np.where(used_P, _design(table, tables, state, rows), 0.0)
+            design_BP = np.where(used_P, _design(table, tables, state, rows, design_of(tables)), 0.0)
             predictor_B = (design_BP - center_P) @ state[COEFFICIENTS]
             beyond |= bool((np.abs(predictor_B) > FARTHEST).any())
             weight_B = np.exp(np.clip(predictor_B, -FARTHEST, FARTHEST))
@@ -226,17 +230,18 @@ def _of_highest(tables: Tables, place: int, z_B: Floats) -> Floats:
     return np.asarray((low + (z_B + 1.0) / 2.0 * (high - low)) / high)
 
 
-def _design(table: DescribedTable, tables: Tables, state: Arrays, rows: slice) -> Floats:
+def _design(
+    table: DescribedTable, tables: Tables, state: Arrays, rows: slice, design: Sequence[Product]
+) -> Floats:
     """Shapes: -> (B, P)."""
     records = len(table.parts_NC[rows])
     published = {
         place: state[MODEL_PARTS + str(place)][table.parts_NC[rows, place]] for place in tables.factors
     }
-    design = design_of(tables)
     design_BP = np.ones((records, len(design)), order="F")
     for column, factors in enumerate(design):
         for place, part in factors:
-            if part == NUMBER:
+            if tables.partitions[place].is_ordered:
                 design_BP[:, column] *= table.z_NK[rows, tables.measured.index(place)]
             else:
                 design_BP[:, column] *= published[place] == part
@@ -263,6 +268,8 @@ def _check(tables: Tables, state: Arrays) -> None:
     }
     if _family(tables) is Family.COX:
         shapes |= {MEANS + str(place): ((2,), np.float64) for place in tables.measured}
+    if _model(tables).by_patient:
+        shapes[BLOCKS] = ((tables.factor_cells,), np.int64)
     for name, (shape, dtype) in shapes.items():
         array_in(state, name, shape, dtype)
     for place in tables.factors:

@@ -22,13 +22,16 @@ from silo_agent.training.analysis.model import model_sums
 from strategies.analysis.counts import CELLS, IMPLAUSIBLE, PART_COUNTS
 from strategies.analysis.joint import joint_rows
 from strategies.analysis.model_state import (
+    BLOCKS,
     COEFFICIENTS,
     COVARIANCE,
     ITERATIONS,
     LIKELIHOOD,
     MODEL_PARTS,
     PREVIOUS,
+    ROBUST,
     Status,
+    status_in,
 )
 from strategies.analysis.model_sums import BEYOND
 from strategies.analysis.regression import (
@@ -520,19 +523,22 @@ def test_tests_are_those_of_statsmodels(formula: str, tmp_path: Path) -> None:
 
 
 def of_patients(count: int, seed: int = SEED) -> list[dict[str, Any]]:
-    """Two or three records of most patients, with a risk that is their own."""
+    """Two or three records of most patients, with a risk that is their own. None has two sexes."""
     rng, rows = np.random.default_rng(seed), made_rows(count, seed)
     own: dict[str, float] = {}
     for place, row in enumerate(rows):
         # none is at two silos, whose ends are eighths, and records of one lie apart
         row["patient"] = f"p{place * 8 // count}-{place % (count // 20)}"
         own.setdefault(row["patient"], float(rng.normal(0, 6)))
+        row["sex"] = "fm"[place % (count // 20) % 2]
         row["pressure"] = round(row["pressure"] + own[row["patient"]], 1)
     return rows
 
 
-def by_patient(folder: Path, rows: Rows, family: str, outcome: str, terms: list[list[str]]) -> FittedModel:
-    job = job_of(family, outcome, terms, errors="patient")
+def by_patient(
+    folder: Path, rows: Rows, family: str, outcome: str, terms: list[list[str]], **fields: Any
+) -> FittedModel:
+    job = job_of(family, outcome, terms, errors="patient", **fields)
     return FittedModel.of(job.spec, states_of(job, read(folder, job, unevenly(rows), unit="patient"))[-1][1])
 
 
@@ -578,11 +584,15 @@ def test_a_patient_who_may_dominate_the_errors_withholds_the_model(tmp_path: Pat
     ]
     found = by_patient(tmp_path, large, *model)
     assert (found.status, found.coefficients) == (Status.DOMINATED, ())
-    assert "or a patient, where errors are by patient" in " ".join(found.to_text().split())
+    assert "where errors are by patient, a patient may" in " ".join(found.to_text().split())
     many = [{**row, "patient": "p0", "died": "yes"} if place < 30 else row for place, row in enumerate(rows)]
     assert by_patient(tmp_path, many, "logistic", "died", [["age"]]).status is Status.DOMINATED
     few = [{**row, "patient": f"p{place // 25}"} for place, row in enumerate(rows[:200])]
-    assert by_patient(tmp_path, few, *model).status is Status.MANY_PARAMETERS
+    assert by_patient(tmp_path, few, *model).status is Status.DOMINATED
+    some = [{**row, "patient": f"p{place // 16}"} for place, row in enumerate(rows[:192])]
+    assert by_patient(tmp_path, some, *model).status is Status.CONVERGED
+    of_wards = ("linear", "pressure", [["age"], ["ward"]])
+    assert by_patient(tmp_path, some, *of_wards).status is Status.MANY_PARAMETERS
 
 
 def test_who_knows_a_patient_finds_no_other_that_makes_most_of_the_rest() -> None:
@@ -690,3 +700,45 @@ def test_offsets_that_are_no_exposures_are_refused(
     model = {"outcome": outcome, "family": family, "terms": [["age"]], "offset": offset}
     with pytest.raises(ConfigError, match=re.escape(message)):
         analysis_job(columns=[{"name": name, **given[name]} for name in names], model=model)
+
+
+def of_wards(count: int, *, crossing: int) -> list[dict[str, Any]]:
+    """Of patients who stay in one ward, but for so many."""
+    rows = of_patients(count)
+    for place, row in enumerate(rows):
+        row["ward"] = "ab"[place % (count // 20) // 2 % 2]
+    patients = [*dict.fromkeys(row["patient"] for row in rows)]
+    for patient in patients[:crossing]:
+        first, second, *_ = (row for row in rows if row["patient"] == patient)
+        first["ward"], second["ward"] = "a", "b"
+    return rows
+
+
+@pytest.mark.parametrize("crossing", [0, 1, 11, 12, 40])
+def test_products_of_two_cells_that_few_patients_have_are_left_out(crossing: int, tmp_path: Path) -> None:
+    """Of one patient, products by age gave both ages and outcomes to all digits."""
+    rows = of_wards(800, crossing=crossing)
+    wards = {"ward": {"categories": ["a", "b"]}}
+    model = ("linear", "pressure", [["age"], ["ward"], ["age", "ward"]])
+    job = job_of(*model, columns=wards, errors="patient")
+    found = states_of(job, read(tmp_path, job, unevenly(rows), unit="patient"))[-1][1]
+    assert status_in(found) is Status.CONVERGED
+    bread = np.linalg.inv(found[COVARIANCE])
+    products = bread @ found[ROBUST] @ bread
+    of_both = products[:2, 2:] - products[2:, 2:]
+    assert (np.abs(of_both).max() > 1e-3 * np.abs(products).max()) == (crossing >= 12)
+    assert found[BLOCKS].tolist() == ([0, 0] if crossing >= 12 else [0, 1])
+
+
+def test_a_patient_who_dominates_the_first_category_withholds_the_model(tmp_path: Path) -> None:
+    """Its column follows from the others', and nobody looked at it."""
+    rows = of_patients(800)
+    for place, row in enumerate(rows):
+        row["ward"] = "a" if place % 40 < 3 else "b"
+    model, wards = ("linear", "pressure", [["age"], ["ward"]]), {"ward": {"categories": ["a", "b"]}}
+    assert by_patient(tmp_path, rows, *model, columns=wards).status is Status.CONVERGED
+    for row in rows:
+        row["pressure"] += 50.0 * (row["patient"] == "p0-0")
+    assert by_patient(tmp_path, rows, *model, columns=wards).status is Status.DOMINATED
+    model = ("linear", "pressure", [["age"]])  # it stands out of the ward alone
+    assert by_patient(tmp_path, rows, *model).status is Status.CONVERGED
