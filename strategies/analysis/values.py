@@ -90,7 +90,8 @@ class ValuesPhase(Phase):
             noise = error * len(number_R) * self.addends
             # an error of each sum makes at most (1 + |mean|)^2 times it of the squares around the mean
             reach_H = 1.0 + np.abs(mean_H)
-            has_spread_H = square_H > NOISY * noise * (reach_H * reach_H)
+            # and a deviation is off by at most half a standard error of the mean
+            has_spread_H = square_H > NOISY * noise * (reach_H * reach_H) * np.sqrt(number_H)
             least_H = np.array([each.least_squares_of_others() for each in parts])
             is_of_many_H = (1.0 - SHARE) * square_H <= least_H
             is_of_many_H |= square_H >= (1.0 + 1.0 / SHARE) * (reach_H * reach_H)

@@ -197,7 +197,7 @@ def figure(column: Column, zs: list[float], held: Held, rows: int) -> tuple[floa
     error = math.sqrt(SILOS) / sums_scale()
     others = [(max(count - 2, 0), low, high) for count, low, high in held]
     is_dominated = q > 4.0 * least_squares(others) and q < 7.0 / 3.0 * reach
-    if q <= 2.0 * error * rows * reach or is_dominated:
+    if q <= 2.0 * error * rows * reach * math.sqrt(n) or is_dominated:
         return None
     half = (column.ends[-1] - column.ends[0]) / 2
     deviation = half * math.sqrt(q / (n - 1))

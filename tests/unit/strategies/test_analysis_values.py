@@ -133,9 +133,9 @@ def test_a_column_of_zeros_and_ones_shows_no_mean_and_so_not_its_missing_values(
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize(("errors", "expected"), [(1.5, 0), (4.5, 1)])
+@pytest.mark.parametrize(("errors", "expected"), [(15.0, 0), (45.0, 1)])
 def test_a_spread_that_rounding_may_have_made_is_not_shown(rows: int, errors: float, expected: int) -> None:
-    """errors: of one sum, how many its squares are. Two are added up for all records."""
+    """errors: of one sum, how many its squares are. Two are added up for all records, 100 or 200."""
     partitions = (AGE, Partition(parts=1))
     tables = Tables(partitions=partitions[:rows], group=1 if rows == 2 else None, min_cell=10)
     state = counted(tables, np.array([[20, 20, 20, 20, 20, 0]] * rows)).state

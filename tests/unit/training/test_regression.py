@@ -76,17 +76,6 @@ FITS = [
     ("poisson", "stays", [["age"], ["ward"], ["bmi"]]),
     ("linear", "pressure", [["age"], ["bmi"], ["sex"], ["age", "bmi"], ["age", "sex"]]),
 ]
-# National Institute of Standards and Technology, Statistical Reference Datasets, Norris: x and y, certified
-NORRIS = (
-    (0.2, 0.1), (337.4, 338.8), (118.2, 118.1), (884.6, 888.0), (10.1, 9.2), (226.5, 228.1), (666.3, 668.5),
-    (996.3, 998.5), (448.6, 449.1), (777.0, 778.9), (558.2, 559.2), (0.4, 0.3), (0.6, 0.1), (775.5, 778.1),
-    (666.9, 668.8), (338.0, 339.3), (447.5, 448.9), (11.6, 10.8), (556.0, 557.7), (228.1, 228.3),
-    (995.8, 998.0), (887.6, 888.8), (120.2, 119.6), (0.3, 0.3), (0.3, 0.6), (556.8, 557.6), (339.1, 339.3),
-    (887.2, 888.0), (999.0, 998.5), (779.0, 778.9), (11.1, 10.2), (118.3, 117.6), (229.2, 228.9),
-    (669.1, 668.4), (448.9, 449.2), (0.5, 0.2),
-)  # fmt: skip
-
-
 FAR = {"bmi": {"edges": [10, 20, 22, 24, 26, 28, 30, 32, 50, 100]}}
 
 
@@ -193,22 +182,6 @@ def test_coefficients_are_those_of_the_pooled_records(
     assert found.status is Status.CONVERGED
     assert found.records == 900
     check_equal(found, rows)
-
-
-def test_a_published_line_is_found_to_its_certified_digits(tmp_path: Path) -> None:
-    columns = {name: {"edges": [0, 100, 250, 400, 500, 600, 700, 800, 1000]} for name in ("x", "y")}
-    times = 4  # 36 records have too few in each part
-    rows = [{"x": x, "y": y} for x, y in NORRIS] * times
-    found, _ = fitted(tmp_path, rows, "linear", "y", [["x"]], columns=columns)
-    intercept, slope = found.coefficients
-    assert intercept.estimate == pytest.approx(-0.262323073774029, rel=1e-6)
-    assert slope.estimate == pytest.approx(1.00211681802045, rel=1e-9)
-    # squares of residuals are four times as many, over 142 degrees of freedom in place of 34
-    assert found.freedom == 142
-    narrower = np.sqrt(34 / 142)
-    assert intercept.error == pytest.approx(0.232818234301152 * narrower, rel=1e-6)
-    assert slope.error == pytest.approx(0.429796848199937e-3 * narrower, rel=1e-6)
-    assert found.residual == pytest.approx(0.884796396144373 * narrower * np.sqrt(times), rel=1e-6)
 
 
 def test_a_line_without_residuals_is_found(tmp_path: Path) -> None:
