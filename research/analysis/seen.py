@@ -55,13 +55,15 @@ class Records:
 @dataclass(frozen=True, kw_only=True)
 class Seen:
     """By one reader, of a cube. equal_EX: each sums to count_E. below: each at most so many. one_of: of each
-    list one sum is below LEAST. hidden: what was counted and is not shown."""
+    list one sum is below LEAST. hidden: what was counted and is not shown. known_X: records that the reader
+    has itself."""
 
     held_X: NDArray[np.int64]
     equal_EX: NDArray[np.bool_]
     below: Sequence[tuple[Mask, int]]
     one_of: Sequence[Sequence[Mask]]
     hidden: Sequence[Mask]
+    known_X: NDArray[np.int64]
 
     def values_of(self, mask_X: Mask, *, is_whole: bool) -> range:
         """The whole numbers that it may be. is_whole: by an integer program, else by a linear one."""
@@ -84,7 +86,10 @@ class Seen:
         most = np.array([count for _, count in self.below], np.float64)
         equal, count = self.equal_EX.astype(np.float64), (self.equal_EX @ self.held_X).astype(np.float64)
         if not is_whole:
-            found = linprog(weight_X, A_ub=bound, b_ub=most, A_eq=equal, b_eq=count, method="highs")
+            bounds = [(known, None) for known in self.known_X.tolist()]
+            found = linprog(
+                weight_X, A_ub=bound, b_ub=most, A_eq=equal, b_eq=count, bounds=bounds, method="highs"
+            )
             return float(found.fun)
         flags = [mask_X for each in self.one_of for mask_X in each]
         size, total = len(weight_X), float(self.held_X.sum())
@@ -103,7 +108,10 @@ class Seen:
             np.append(weight_X, np.zeros(len(flags))),
             constraints=rows,
             integrality=np.ones(size + len(flags)),
-            bounds=Bounds(0.0, np.append(np.full(size, np.inf), np.ones(len(flags)))),
+            bounds=Bounds(
+                np.append(self.known_X, np.zeros(len(flags))),
+                np.append(np.full(size, np.inf), np.ones(len(flags))),
+            ),
             options={"time_limit": 20.0},
         )
         return float(found.mip_dual_bound if found.status == 1 else found.fun)
@@ -126,13 +134,16 @@ class Cube:
         held_X = np.zeros(shape, np.int64)
         np.add.at(held_X, tuple(parts_NC.T), 1)
         self.held_X = held_X.ravel()
-        self.states = {name: last_state(each, records.values) for name, each in self.jobs.items()}
+        self._values = records.values
+        self._states: dict[str, Arrays] = {}
 
     def seen(self, jobs: Sequence[str], *, is_merged: bool = True) -> Seen:
         """By a reader of these jobs. is_merged: as the product does; else the control of table 1."""
         found = _Found(self, is_merged=is_merged)
         for name in jobs:
-            found.add(self.jobs[name], self.states[name])
+            if name not in self._states:
+                self._states[name] = last_state(self.jobs[name], self._values)
+            found.add(self.jobs[name], self._states[name])
         return found.seen()
 
 
@@ -177,6 +188,7 @@ class _Found:
             below=below,
             one_of=one_of,
             hidden=[mask_X for key, mask_X in hidden.items() if key not in shown],
+            known_X=np.zeros_like(held_X),
         )
 
     def _column(self, spec: AnalysisSpec, state: Arrays, place: int, everybody: Mask) -> None:

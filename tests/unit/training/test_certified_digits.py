@@ -141,8 +141,8 @@ def test_published_models_are_found_to_certified_digits(
 
 
 @pytest.mark.parametrize("slopes", [1.0, 0.1])
-def test_an_exact_polynomial_is_found_within_the_errors_that_are_said(slopes: float, tmp_path: Path) -> None:
-    """Wampler 1 and 2. Their certified errors are 0: what is said is what rounding may have made."""
+def test_an_exact_polynomial_is_found_within_its_errors(slopes: float, tmp_path: Path) -> None:
+    """Wampler 1 and 2. Certified errors are 0; those that are shown are of rounding."""
     x_NP = powers(range(21), 5)
     y_N = [1 + sum(slopes**power * x for power, x in enumerate(x_P, 1)) for x_P in x_NP]
     found = fitted(tmp_path, x_NP, y_N)
