@@ -17,6 +17,7 @@ from cli.silo.recovery import at_most_released
 from crypto.errors import Refusal
 from silo_agent.disclosure.ledger.ledger import RecoveredCharge
 from silo_agent.disclosure.ledger.reveals import Decision
+from silo_agent.disclosure.policy.analysis_policy import AnalysisPolicy
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.personal_models import PersonalModels
@@ -208,3 +209,16 @@ def test_a_record_of_another_part_or_value_makes_other_records(place: int) -> No
     assert DescribedTable(parts_NC=table.parts_NC.copy(), z_NK=z_NK * 0, name="x").digest != table.digest
     assert table_of(60).digest == table.digest
     assert table_of(0).digest != table_of(1).digest
+
+
+def test_a_second_analysis_leaves_no_silo_out(book: Book) -> None:
+    """Where the policy allows two: their difference would be the table of that silo."""
+    first, second = analysis_in(book), analysis_in(book, "5")
+    reveals = book.reveals_of("data", analyses=AnalysisPolicy(most=2))
+    book.reveal(FULL, job_digest=first.digest, **FIRST, reveals=reveals)
+    refused(
+        Refusal.OVERLAPPING_COHORT,
+        "over other silos",
+        lambda: book.sign(FIVE, job_digest=second.digest, **FIRST, reveals=reveals),
+    )
+    book.reveal(FULL, job_digest=second.digest, **FIRST, attempt=2, reveals=reveals)

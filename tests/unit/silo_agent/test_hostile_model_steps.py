@@ -6,14 +6,17 @@ Each test sees honest steps before the deviation, and silos that refuse it by na
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from chorale.job import sign_job
 from chorale.spec.analysis_spec import first_digest
 from crypto.errors import Refusal
+from silo_agent.training.analysis.cells import cell_counts
 from silo_agent.training.analysis.table import DescribedTable
-from strategies.analysis.counts import COUNTS
+from strategies.analysis.counts import CELLS, COUNTS
 from strategies.analysis.method import FIRST_STATE
 from strategies.analysis.model_state import COEFFICIENTS, ITERATIONS, Status, status_in
 from strategies.analysis.regression import INFORMATION, MODEL, MODEL_FIT
@@ -52,15 +55,17 @@ def take_job(hub: Hub, nonce: str = "1") -> None:
     hub.job = hub.open(sign_job(spec.to_yaml(), hub.members.operator))
 
 
-async def opened(make_hub: MakeHub) -> Hub:
-    """Four silos, whose records are counted and measured."""
+OPENING = ("enrollment.0", f"{COUNTS}.0", f"{VALUES}.0")
+
+
+async def opened(make_hub: MakeHub, phases: Sequence[str] = OPENING) -> Hub:
+    """Four silos, whose records are counted and measured, or less."""
     hub = make_hub()
     take_job(hub)
     for place, name in enumerate(hub.names):
         hub.add(name, **POLICY).table = table_of(place)
-    for phase in ("enrollment.0", f"{COUNTS}.0", f"{VALUES}.0"):
+    for phase in phases:
         await hub.run(0, phase)
-    assert status_in(hub.state) is Status.RUNNING
     return hub
 
 
@@ -79,6 +84,7 @@ def least_squares(hub: Hub) -> Array:
 async def test_honest_steps_end_with_a_fit(make_hub: MakeHub) -> None:
     """The control of all below."""
     hub = await opened(make_hub)
+    assert status_in(hub.state) is Status.RUNNING
     for step in range(1, STEPS + 1):
         await hub.run(step, MODEL)
     await hub.run(STEPS, f"{MODEL_FIT}.0")
@@ -130,11 +136,12 @@ async def left_out(hub: Hub, round: int, phase: str, *, attempt: int = 1) -> Exc
     return exchange
 
 
-@pytest.mark.parametrize(("step", "phase"), [(2, MODEL), (STEPS, f"{MODEL_FIT}.0")])
-async def test_a_silo_is_not_left_out_of_one_step(make_hub: MakeHub, step: int, phase: str) -> None:
-    """At the same coefficients both sums would differ by what it holds: in a model that has converged."""
-    hub = await opened(make_hub)
-    for each in range(1, step + (phase != MODEL)):
+@pytest.mark.parametrize(("step", "phase"), [(0, f"{VALUES}.0"), (2, MODEL), (STEPS, f"{MODEL_FIT}.0")])
+async def test_a_silo_is_not_left_out_of_one_sum(make_hub: MakeHub, step: int, phase: str) -> None:
+    """At the same coefficients both sums would differ by what it holds: in a model that has converged. Values
+    of fewer silos than were counted would tell how many records it has."""
+    hub = await opened(make_hub, OPENING[: -1 if step == 0 else None])
+    for each in range(1, step + (phase == f"{MODEL_FIT}.0")):
         await hub.run(each, MODEL)
     exchange = await left_out(hub, step, phase)
     survivors = exchange.close_masked()
@@ -163,3 +170,23 @@ async def test_a_job_that_ends_before_the_fit_was_the_one_analysis(make_hub: Mak
         agent.meet()
     await hub.run(0, "enrollment.0")
     await all_refuse(hub, Refusal.POLICY, task=hub.begin(0, f"{COUNTS}.0").task)
+
+
+async def test_the_coordinator_and_one_silo_see_the_cells_of_the_others_together(make_hub: MakeHub) -> None:
+    """And of none by itself: vectors that arrive hold no cell."""
+    hub = await opened(make_hub, OPENING[:1])
+    exchange = await hub.until_revealed(0, f"{COUNTS}.0")
+    layout, tables = exchange.session.terms.layout, hub.job.spec.tables
+    (bits,) = {each.ring_bits for each in layout.quantities}
+    places = layout.slices(bits)[CELLS]
+    of_silos = [cell_counts(table_of(place), tables)[CELLS] for place in range(len(hub.names))]
+    others = exchange.revealed[bits][places].astype(np.int64) - of_silos[0]
+    assert others.tolist() == np.sum(of_silos[1:], axis=0).tolist()
+    summed = 0
+    for name, cells in zip(hub.names, of_silos, strict=True):
+        words = np.frombuffer(exchange.vectors[name], f"<u{bits // 8}")[places]
+        assert not (words == cells).any()
+        summed = summed + words
+    assert not (
+        summed == np.sum(of_silos, axis=0)
+    ).any()  # masks of their own are in it, until t silos open them
