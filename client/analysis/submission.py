@@ -15,8 +15,8 @@ from chorale.spec.analysis_spec import AnalysisSpec, first_digest
 from chorale.spec.kinds import AnySpec
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.state import state_to_bytes
-from client.analysis.formula import with_terms
 from client.errors import about, with_hint
+from client.formula import with_terms
 from client.planning import PlannedPhase, phases_of
 from client.submission import Submission, check_basics, filled_in, solved, spec_of
 from crypto.errors import ConfigError

@@ -98,10 +98,10 @@ ROOMS = {
     "< personalization < computed_parts",
     "simulation": "stored < silos < members < results < fixed_set < local_session < pool < processes "
     "< on_ray < sums < engine < analysis < folder < trial",
-    "client": "errors < settings < row_figures < history < results < operations < written "
+    "client": "errors < formula < settings < row_figures < history < results < operations < written "
     "< submission < planning < analysis < drift < evidence < mlflow_export < federation < notebook",
     "client.analysis": "parts < figures < published < columns < noised < tables < records < text < described "
-    "< tails < coefficients < regression < survival < results < formula < submission",
+    "< tails < coefficients < regression < survival < results < submission",
     "web": "shared < report < console < silo_page",
     "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",
     "web.silo_page": "facts < app",

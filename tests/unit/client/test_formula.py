@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from client.analysis.formula import with_terms
+from client.formula import with_terms
 from crypto.errors import ConfigError
 
 JOINED = "expected columns joined by + : * ** 2 or 3, got "

@@ -14,8 +14,8 @@ import pytest
 import statsmodels.formula.api
 from numpy.typing import NDArray
 
-from client.analysis.formula import with_terms
 from client.analysis.regression import FittedModel
+from client.formula import with_terms
 from crypto.errors import ConfigError
 from silo_agent.training.analysis.cells import cell_counts
 from silo_agent.training.analysis.model import model_sums
