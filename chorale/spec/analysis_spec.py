@@ -171,6 +171,11 @@ class AnalysisSpec(SharedFields):
         description="survival curves; the columns are then their own, and records that lack one of them are "
         "left out of the whole job; null: none",
     )
+    correlations: bool = Field(
+        default=False,
+        description="Pearson's, of each two columns, all of which have edges; records that lack one of them "
+        "are left out of the whole job",
+    )
 
     # what is asked of every job, and is the same of all analyses
     steps: ClassVar[None] = None
@@ -217,6 +222,7 @@ class AnalysisSpec(SharedFields):
         means = [self.columns[place].name for place in self.tables.measured]
         summed = f"; sums values of {', '.join(means)} for means" if means else ""
         more = "".join(f"; {each.in_words}" for each in (self.model, self.survival) if each is not None)
+        more += "; sums products of each two columns' values for correlations" if self.correlations else ""
         if self.privacy is not None:
             return (
                 f"analysis: counts {len(self.tables.described)} columns{groups}{summed}{self._noise_in_words}"
@@ -243,13 +249,13 @@ class AnalysisSpec(SharedFields):
     def tables(self) -> Tables:
         places = {column.name: place for place, column in enumerate(self.columns)}
         partitions = tuple(column.partition for column in self.columns)
-        if self.model is not None or self.survival is not None:
+        if self._alone:
             of_time = None if self.model is None or self.model.time is None else places.get(self.model.time)
             partitions = tuple(
                 replace(
                     each,
                     has_missing=False,
-                    has_mean=self.model is not None and each.is_ordered and place != of_time,
+                    has_mean=self.survival is None and each.is_ordered and place != of_time,
                 )
                 for place, each in enumerate(partitions)
             )
@@ -260,7 +266,14 @@ class AnalysisSpec(SharedFields):
             has_noise=self.privacy is not None,
             model=None if self.model is None else self.model.placed(places),
             survival=None if self.survival is None else self.survival.placed(places),
+            has_correlations=self.correlations,
         )
+
+    @property
+    def _alone(self) -> tuple[str, ...]:
+        """What is asked that has the job to itself, about its complete records."""
+        asked = {"model": self.model, "survival": self.survival, "correlations": self.correlations}
+        return tuple(name for name, each in asked.items() if each)
 
     @property
     def sums_cells(self) -> bool:
@@ -294,15 +307,8 @@ class AnalysisSpec(SharedFields):
             raise ValueError(f"group: expected one of the columns, got {self.group!r}")
         if self.group is not None and len(names) == 1:
             raise ValueError("columns: expected another one beside the group")
-        if self.privacy is not None and (self.model is not None or self.survival is not None):
-            raise ValueError("privacy: not allowed with a model or survival curves, which are exact")
-        if self.model is not None:
-            self._check_model(self.model)
-        if self.survival is not None:
-            if self.group is not None or self.model is not None:
-                other = "group" if self.group is not None else "model"
-                raise ValueError(f"{other}: not allowed with survival curves, whose columns have one table")
-            self.survival.check({column.name: column.partition for column in self.columns})
+        if self._alone:
+            self._check_alone(*self._alone)
         if (cells := self.tables.cells) > MOST_CELLS:
             raise ValueError(f"columns: expected at most {MOST_CELLS} cells in all tables, got {cells}")
         try:
@@ -311,9 +317,26 @@ class AnalysisSpec(SharedFields):
             raise ValueError(str(error)) from None
         return self
 
+    def _check_alone(self, asked: str, *others: str) -> None:
+        beside = [name for name in ("privacy", "group") if getattr(self, name) is not None]
+        if beside := [*beside, *others]:
+            raise ValueError(f"{beside[0]}: not allowed with {asked}, which has its job to itself")
+        if self.model is not None:
+            self._check_model(self.model)
+        if self.survival is not None:
+            self.survival.check({column.name: column.partition for column in self.columns})
+        if self.correlations:
+            self._check_correlations()
+
+    def _check_correlations(self) -> None:
+        if without := [column.name for column in self.columns if column.edges is None]:
+            raise ValueError(f"correlations: expected columns with edges, {without[0]} has none")
+        if (size := len(self.columns)) < 2:
+            raise ValueError("correlations: expected two columns at least")
+        if (products := size * (size + 1) // 2) > MOST_CELLS:
+            raise ValueError(f"correlations: expected at most {MOST_CELLS} sums of products, got {products}")
+
     def _check_model(self, model: RegressionSpec) -> None:
-        if self.group is not None:
-            raise ValueError("group: not allowed with a model, whose columns have one joint table")
         model.check({column.name: column.partition for column in self.columns})
         tables = self.tables
         if (values := len(tables.measured) * tables.joint_cells) > MOST_CELLS:

@@ -117,10 +117,12 @@ def _asked_lines(asks: Sequence[AskedColumn]) -> Iterator[str]:
         return
     if asks[0].of_curves:
         yield "for survival curves, how many records are in each cell of all these columns, crossed"
-        yield "records that are in no part of one of them are left out"
     else:
         by = f", by the parts of {_told(asks[0].name)}" if asks[0].is_group else ""
-        yield f"how many records are in each part of these columns{by}; what is in no part counts as missing"
+        missing = "" if asks[0].is_complete else "; what is in no part counts as missing"
+        yield f"how many records are in each part of these columns{by}{missing}"
+    if asks[0].is_complete:
+        yield "records that are in no part of one of them are left out"
     for each in asks:
         parts = f"{len(each.categories)} parts, {', '.join(map(_told, each.categories))}"
         if each.edges:

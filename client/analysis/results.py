@@ -1,4 +1,4 @@
-"""All that an analysis published: its tables, and a model or survival curves where it asks for them.
+"""All that an analysis published: its tables, and a model, survival curves or correlations.
 
 pandas and matplotlib come with the extra `notebook` and are imported where they are used.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from chorale.results import library
 from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.model_file import described_analysis, open_model
+from client.analysis.correlations import Correlations
 from client.analysis.described import DescribedResults
 from client.analysis.records import FIELDS, INDEX, Record
 from client.analysis.regression import FittedModel
@@ -30,16 +31,18 @@ class AnalysisResults:
     """further: what the job asks for beside its tables; None: nothing."""
 
     described: DescribedResults
-    further: FittedModel | SurvivalCurves | None
+    further: FittedModel | SurvivalCurves | Correlations | None
 
     @classmethod
     def of(cls, spec: AnalysisSpec, state: Arrays) -> Self:
         """Raises ConfigError for a state without results, and for one that the job's rules cannot give."""
-        further: FittedModel | SurvivalCurves | None = None
+        further: FittedModel | SurvivalCurves | Correlations | None = None
         if spec.model is not None:
             further = FittedModel.of(spec, state)
         elif spec.survival is not None:
             further = SurvivalCurves.of(spec, state)
+        elif spec.correlations:
+            further = Correlations.of(spec, state)
         return cls(described=DescribedResults.of(spec, state), further=further)
 
     @classmethod
@@ -71,9 +74,10 @@ class AnalysisResults:
         """A row a figure, indexed by column, figure, part and group; value is NaN where one is withheld.
 
         figure: count, percent (of the records of the group, or of all), mean, standard deviation, lower
-        quartile, median, upper quartile, the standardized differences of two groups, and those of a model or
-        of survival curves. part: of a count, or a term. group: `overall`, or a part of the group. note: how
-        the figure is rounded, or that it is withheld. Raises ConfigError without the extra `notebook`.
+        quartile, median, upper quartile, the standardized differences of two groups, correlation, and those
+        of a model or of survival curves. part: of a count, a term, or the other column. group: `overall`, or
+        a part of the group. note: how the figure is rounded, or that it is withheld. Raises ConfigError
+        without the extra `notebook`.
         """
         pandas = library("pandas", "a table of results")
         frame: DataFrame = pandas.DataFrame([*self.records()], columns=list(FIELDS))

@@ -11,14 +11,16 @@ from chorale.spec.kinds import AnySpec
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedColumn:
     """edges, categories: of its parts, one of them empty. is_group: the other columns are counted by its
-    parts. has_mean: its values are summed, too. of_curves: time, status or group of survival curves, of which
-    one table of all columns is counted; empty of other analyses."""
+    parts. is_complete: records that lack it are left out. has_mean: its values are summed, too. of_curves:
+    time, status or group of survival curves, of which one table of all columns is counted; empty of other
+    analyses."""
 
     name: str
     unit: str | None
     edges: tuple[float, ...]
     categories: tuple[str, ...]
     is_group: bool
+    is_complete: bool
     has_mean: bool
     of_curves: str
 
@@ -38,6 +40,7 @@ def asked_columns(spec: AnySpec) -> tuple[AskedColumn, ...]:
             edges=column.edges or (),
             categories=column.categories or (),
             is_group=column.name == spec.group,
+            is_complete=spec.tables.is_complete,
             has_mean=place in measured,
             of_curves=roles.get(column.name, ""),
         )

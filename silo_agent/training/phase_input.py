@@ -26,7 +26,7 @@ from crypto.errors import ConfigError, PolicyRefusal, QuantizationError, Refusal
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.session.cohort import CohortRule
-from silo_agent.training.analysis.cells import cell_counts, cell_values, noised_values
+from silo_agent.training.analysis.cells import cell_counts, cell_values, noised_values, score_products
 from silo_agent.training.analysis.model import model_sums
 from silo_agent.training.analysis.patients import patient_counts
 from silo_agent.training.analysis.table import DescribedTable
@@ -37,7 +37,7 @@ from silo_agent.training.data.settings import SettingsFault
 from silo_agent.training.objective import LocalState, Objective, PersonalModel, Work, forget
 from strategies.analysis.counts import COUNTS
 from strategies.analysis.regression import MODEL_FIT
-from strategies.analysis.values import VALUES
+from strategies.analysis.values import PRODUCTS, VALUES
 from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext, total_of
 from strategies.phases.columns import COLUMN_MOMENTS
 from strategies.phases.enrollment import ENROLLMENT
@@ -189,6 +189,8 @@ def described_values(
             if tables.model is not None and tables.model.by_patient:
                 values |= patient_counts(table, tables, request.context.state)
             return taken_over(values)
+        if request.key.kind == PRODUCTS:
+            return taken_over(score_products(table, tables, request.context.state))
         is_last = request.key.kind == MODEL_FIT
         return taken_over(model_sums(table, tables, request.context.state, is_last=is_last))
 

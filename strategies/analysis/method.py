@@ -16,13 +16,13 @@ from strategies.analysis.noised import NOISED, NoisedPhase
 from strategies.analysis.partition import Tables
 from strategies.analysis.regression import MODEL, MODEL_FIT, ModelFitPhase, ModelPhase
 from strategies.analysis.subgroups import SUBGROUPS
-from strategies.analysis.values import VALUES, ValuesPhase
+from strategies.analysis.values import PRODUCTS, VALUES, ProductsPhase, ValuesPhase
 from strategies.base import TOTAL, Array, Arrays, Phase, PhaseContext
 from strategies.phases.enrollment import ENROLLMENT, EnrollmentPhase
 
 ANALYSIS = "analysis"
 # exact phases that sum cells, which a data set answers few of; that of subgroups closes a training job
-KINDS = (COUNTS, VALUES, MODEL, MODEL_FIT, SUBGROUPS)
+KINDS = (COUNTS, VALUES, PRODUCTS, MODEL, MODEL_FIT, SUBGROUPS)
 # a state holds one array at least
 FIRST_STATE: Mapping[str, Array] = MappingProxyType({"method/analysis": np.zeros(0, np.uint8)})
 
@@ -43,7 +43,8 @@ class Analysis:
     def _described(self) -> tuple[str, ...]:
         if self.tables.has_noise:
             return (NOISED,)
-        return (COUNTS, VALUES) if self.tables.measured else (COUNTS,)
+        values = (VALUES,) if self.tables.measured else ()
+        return (COUNTS, *values, *([PRODUCTS] if self.tables.has_correlations else []))
 
     @property
     def opening(self) -> tuple[str, ...]:
@@ -62,7 +63,7 @@ class Analysis:
         tables = self.tables
         found: list[Phase] = [EnrollmentPhase(), CountsPhase(tables=tables), NoisedPhase(tables=tables)]
         if tables.model is None:
-            found += [ValuesPhase(tables=tables)]
+            found += [ValuesPhase(tables=tables), ProductsPhase(tables=tables)]
         else:
             found += [
                 ModelValuesPhase(tables=tables),

@@ -16,6 +16,7 @@ from strategies.exact import cholesky
 
 BEYOND = "model_beyond"
 NOISY = 4.0  # deviations of rounding
+PLAUSIBLE_AT = 1e-12  # of a bound: sums of products are rounded by silos, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,11 @@ def beyond_quantity() -> Quantity:
 def rounding_error(quantity: Quantity, members: int) -> float:
     """Of a sum."""
     return NOISY * math.sqrt(members) / quantity.scale(members)
+
+
+def room_of(quantity: Quantity, members: int) -> float:
+    """How far a sum may be off by rounding."""
+    return PLAUSIBLE_AT * quantity.bound + rounding_error(quantity, members)
 
 
 def is_of_squares(sum_PP: FloatArray, room: float) -> bool:

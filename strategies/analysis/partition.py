@@ -91,7 +91,8 @@ class Survival:
 class Tables:
     """What is described: columns in the job's order. group: place of the column by whose parts the others are
     described; None: by none. min_cell: fewest records of a part or cell that is published. has_noise: whether
-    sums carry noise, and all cells are published."""
+    sums carry noise, and all cells are published. has_correlations: of the records without any missing value.
+    """
 
     partitions: tuple[Partition, ...]
     group: int | None
@@ -99,11 +100,12 @@ class Tables:
     has_noise: bool = False
     model: Model | None = None
     survival: Survival | None = None
+    has_correlations: bool = False
 
     @property
     def is_complete(self) -> bool:
         """Whether records that lack a value are left out."""
-        return self.model is not None or self.survival is not None
+        return self.model is not None or self.survival is not None or self.has_correlations
 
     @property
     def described(self) -> tuple[int, ...]:

@@ -54,6 +54,7 @@ from strategies.analysis.model_sums import (
     beyond_quantity,
     is_of_squares,
     model_quantity,
+    room_of,
     rounding_error,
 )
 from strategies.analysis.partition import Family, Model, Tables
@@ -70,7 +71,6 @@ CONVERGED_AT = 1e-8  # squared length in standard errors: the step after it is o
 STEADY = 1e-3  # of the largest coefficient: a step of a separated model is longer
 COLLINEAR_AT = 1e-9  # what the other columns leave of a column, as a share
 ROUNDED = 1e-11  # of a log-likelihood
-PLAUSIBLE_AT = 1e-12  # of a bound: sums of products are rounded by silos, too
 LN_8 = 2.0794415416798357
 REACH = 8.0  # of a patient's sum of gradients, which bounds what is summed; beyond it the model is withheld
 SLOW = 0.1  # times the last step's squared length: Newton's steps near a solution shrink much faster
@@ -284,7 +284,7 @@ def _fit(
         fit = cox_fit(tables, quantities, context, sums)
         return None if fit is None else _penalized(fit, tables, context.state[COEFFICIENTS])
     for each in quantities:
-        room = PLAUSIBLE_AT * each.bound + rounding_error(each, context.members)
+        room = room_of(each, context.members)
         if each.name == LIKELIHOODS and float(sums[each.name]) > room:
             return None
         if each.name in (INFORMATION, OUTER) and not is_of_squares(

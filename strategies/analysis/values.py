@@ -1,4 +1,5 @@
-"""Mean and standard deviation of measured columns, over all records and by published part of the group.
+"""Mean, standard deviation and correlations of measured columns: over all records, but for correlations by
+published part of the group, too.
 
 Values are z, from -1 to 1 between a column's outermost edges. Source: docs/decisions/0041-analysis.md.
 
@@ -9,6 +10,11 @@ that they are known to be in; or all together make so much that none within the 
 the parts that hold values are three: of zeros and ones the mean would give the counts, and so how many values
 are missing.
 
+Correlations are of columns whose means are shown, and rounded as these are. A large one tells that few
+records are low in one column and high in the other. So it is shown where moments leave room for min_cell of
+them in the cells of outermost parts that it speaks against: m records that lie u and v deviations from the
+means leave the others a covariance where m n / (n - m) (u^2 + v^2 + 2 |r| u v) <= (n - 1) (1 - r^2).
+
 K = measured columns, R = published parts of the group, H = R + 1: all records, then by part; V = published
 parts of a column that hold values.
 """
@@ -18,28 +24,37 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.analysis.counts import CELL_COUNTS, CELL_PARTS, IMPLAUSIBLE, PART_COUNTS, PARTS, ROW_COUNTS
+from strategies.analysis.model_state import bears
+from strategies.analysis.model_sums import is_of_squares, model_quantity, room_of
 from strategies.analysis.partition import Partition, Tables
 from strategies.base import Array, Arrays, FloatArray, Phase, PhaseContext, PhaseResult, total_of
 from strategies.exact import total
 from strategies.rounding import rounded, rounding_step
 
-VALUES = "analysis-values"
+VALUES, PRODUCTS = "analysis-values", "analysis-products"
 NUMBERS, SUMS, SQUARES = "value_counts", "value_sums", "value_squares"
+SCORES = "score_products"
 
 # in the state, followed by the column's place: of all records and of each published part of the group
 MEANS = "method/means/"  # (H,) float64, in the column's units, rounded; 0 where none is shown
 DEVIATIONS = "method/deviations/"  # (H,) float64, likewise
 SHOWN = "method/means_shown/"  # (H,) uint8: 1 where mean and deviation are published
+# of each two measured columns, in the order of combinations
+CORRELATIONS = "method/correlations"  # (K (K - 1) / 2,) float64, rounded; 0 where it is not shown
+CORRELATIONS_SHOWN = "method/correlations_shown"  # likewise, uint8
 
 SHARE = 0.75  # of the squares without those of one value, the most that another one makes
 FEWEST_PARTS = 3  # of which two hold min_cell values each, whatever is missing
 NOISY = 2.0  # deviations of rounding
 NO_PART = -1  # of missing values, where there are none
+DOUBLE = 2.0  # squares of scores, of a spread that rounding made or of a lie
+TENTHS = 0.1  # three digits of a correlation are those behind the point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +136,73 @@ class ValuesPhase(Phase):
                 *((in_table, row_T) for row_T in state[CELL_COUNTS + str(place)]),
             )
         ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductsPhase(Phase):
+    """Sums products of scores: of values less the published mean, in published deviations. Of z itself they
+    would be lost in rounding where edges are wide. That a mean is rounded, by a quarter of its standard error
+    at most, moves a correlation by 1 / (16 n)."""
+
+    tables: Tables
+    kind: str = PRODUCTS
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        """Shapes: (K (K + 1) / 2,), the upper triangle of (K, K), row by row. Squares of scores add up to the
+        records but for rounding, and no product adds up to more."""
+        size = len(self.tables.measured)
+        return (model_quantity(SCORES, (size * (size + 1) // 2,), 2.0, context),)
+
+    def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+        """Write correlations where they are shown. Nothing of sums that no records give."""
+        state, measured = context.state, self.tables.measured
+        room = room_of(self.quantities(context)[0], context.members)
+        records, least = float(state[ROW_COUNTS][0]), float(self.tables.min_cell)
+        product_KK = np.zeros((len(measured), len(measured)))
+        upper = np.triu_indices(len(measured))
+        product_KK[upper] = product_KK.T[upper] = np.asarray(sums[SCORES], np.float64)
+        if not is_of_squares(product_KK, room):
+            return PhaseResult(state=None, reason=IMPLAUSIBLE)
+        square_K = np.diagonal(product_KK)
+        has_K = np.array([state[SHOWN + str(place)][0] == 1 for place in measured])
+        has_K &= (square_K > records / DOUBLE) & (square_K < records * DOUBLE)
+        has_K &= bears(int(records), len(measured) + 1)
+        root_K = np.sqrt(np.where(has_K, square_K, 1.0))
+        correlation_KK = np.clip(product_KK / (root_K * root_K[:, None]), -1.0, 1.0)
+        apart_K2 = [self._outermost(state, place) for place in measured]
+        shown, correlations = [], []
+        for one, other in combinations(range(len(measured)), 2):
+            found = float(correlation_KK[one, other])
+            against = apart_K2[other] if found < 0.0 else apart_K2[other][::-1]
+            most = (1.0 - found * found) * (records - 1.0) * (records - least) / (records * least)
+            has_room = all(
+                u * u + v * v + 2.0 * abs(found) * u * v <= most
+                for u, v in zip(apart_K2[one], against, strict=True)
+            )
+            shown.append(bool(has_K[one] and has_K[other]) and has_room)
+            step = rounding_step(TENTHS, (1.0 - found * found) / math.sqrt(records))
+            correlations.append(rounded(found, step) if shown[-1] else 0.0)
+        state = {**state, CORRELATIONS: np.array(correlations), CORRELATIONS_SHOWN: np.array(shown, np.uint8)}
+        return PhaseResult(state=state)
+
+    def _outermost(self, state: Arrays, place: int) -> tuple[float, float]:
+        """How many deviations below and above the mean the lowest and the highest published part begin."""
+        edges, parts = self.tables.partitions[place].edges, state[PARTS + str(place)].tolist()
+        mean, deviation = standard_of(state, place, edges)
+        low = as_z(edges[parts.count(parts[0])], edges)
+        high = as_z(edges[len(parts) - parts.count(parts[-1])], edges)
+        if deviation <= 0.0:
+            return 0.0, 0.0
+        return max((mean - low) / deviation, 0.0), max((high - mean) / deviation, 0.0)
+
+
+def standard_of(state: Arrays, place: int, edges: Sequence[float]) -> tuple[float, float]:
+    """Published mean and deviation of all records, as z; zeros where they are not shown."""
+    if not state[SHOWN + str(place)][0]:
+        return 0.0, 0.0
+    width = edges[-1] - edges[0]
+    mean, deviation = float(state[MEANS + str(place)][0]), float(state[DEVIATIONS + str(place)][0])
+    return as_z(mean, edges), deviation / width * 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,8 +144,9 @@ def test_a_table_of_real_silos_is_that_of_the_pooled_records(tmp_path: Path) -> 
 
 
 def test_a_model_of_real_silos_is_fitted(tmp_path: Path) -> None:
-    """Steps after the last leave the state as it is, and the job ends with the last of them."""
-    federation, pooled = wards(tmp_path, policy=POLICY)
+    """Steps after the last leave the state as it is, and the job ends with the last of them. Correlations of
+    the same columns follow."""
+    federation, pooled = wards(tmp_path, policy={"analyses": {**POLICY["analyses"], "most": 2}})
     model = {"outcome": "chol", "family": "linear", "terms": [["age"], ["sex"]], "iterations": 4}
     columns = [
         {"name": "chol", "unit": "mg/dL", "edges": CHOL_EDGES},
@@ -163,14 +164,28 @@ def test_a_model_of_real_silos_is_fitted(tmp_path: Path) -> None:
         assert federation.finish()["status"] == "done"
         results = federation.results(job_id)
         phases = [phase["phase"] for phase in federation.report(job_id)["phases"]]
+        analysis = federation.analysis(columns=columns[:2], group=None, correlations=True, min_cohort=3)
+        done = federation.cli("analysis", "submit", analysis)
+        assert done.returncode == 0, done.stderr
+        next_id = done.stdout.split()[0]
+        ended = federation.hub.wait_for(
+            lambda line: line.get("event") == "job ended" and line["job"] == next_id
+        )
+        assert ended["status"] == "done"
+        correlated = federation.results(next_id)
+        next_phases = [phase["phase"] for phase in federation.report(next_id)["phases"]]
     opening = ["enrollment.0", "analysis-counts.0", "analysis-values.0"]
     assert phases == [*opening, *["analysis-model"] * 4, "analysis-model-fit.0"]
+    assert next_phases == [*opening, "analysis-products.0"]
     complete = [each for each in pooled if each[1] is not None and each[2] is not None]
     design = np.array([[1.0, each[1], each[0] == "m"] for each in complete], np.float64)
     expected, *_ = np.linalg.lstsq(design, np.array([each[2] for each in complete], np.float64))
     found = figures(results, "chol", "coefficient", "model")
-    assert results["records"] == len(complete)
+    assert results["records"] == correlated["records"] == len(complete)
     assert [*found.values()] == pytest.approx(expected.tolist(), rel=1e-6)
+    age_N, chol_N = np.array([each[1:3] for each in complete], np.float64).T
+    (correlation,) = figures(correlated, "chol", "correlation").values()
+    assert correlation == pytest.approx(np.corrcoef(age_N, chol_N)[0, 1], abs=1 / np.sqrt(len(complete)) / 4)
 
 
 def test_survival_curves_and_cox_models_of_real_silos_are_those_of_the_pooled_records(tmp_path: Path) -> None:

@@ -141,6 +141,10 @@ ANALYSES: Mapping[str, Mapping[str, Any]] = {
         )
         for ridge in (None, 500.0)
     },
+    "analysis_correlations": {
+        "columns": summed_records.columns(("pulse", "rate", "weight")),
+        "correlations": True,
+    },
 }
 
 

@@ -21,7 +21,7 @@ from strategies.analysis.model_state import COEFFICIENTS, ITERATIONS, MODEL_PART
 from strategies.analysis.model_sums import BEYOND
 from strategies.analysis.partition import Family
 from strategies.analysis.regression import GRADIENT, INFORMATION, LIKELIHOODS, OUTER
-from strategies.analysis.values import NUMBERS, SQUARES, SUMS
+from strategies.analysis.values import NUMBERS, SCORES, SHOWN, SQUARES, SUMS, standard_of
 from strategies.base import Array, Arrays
 from strategies.exact import exponential, logarithm, product, total
 
@@ -34,11 +34,12 @@ ENDS = {
     "pain": (0, 100, 180, 240, 252, 256),
     "weight": (60, 124, 188),
     "ill": (0, 160, 256),
+    "rate": (60, 108, 116, 124, 132, 140, 188),
 }
 DESCRIBED = ("ward", "pulse", "age", "pain", "weight")
-MEASURED = ("pulse", "weight")
+MEASURED = ("pulse", "weight", "rate")
 CATEGORIES = ("ward", "pain", "ill")
-MISSING_BITS = {"ward": 9, "pulse": 7, "age": 3, "pain": 5, "weight": 2, "ill": 6}  # one of 2^bits records
+MISSING_BITS = {"ward": 9, "pulse": 7, "age": 3, "pain": 5, "weight": 2, "ill": 6, "rate": 4}  # one of 2^bits
 
 
 def columns(names: Sequence[str] = DESCRIBED) -> list[dict[str, Any]]:
@@ -62,7 +63,9 @@ def values(name: str) -> tuple[Array, Array]:
     is_missing_N = drawn(f"{name} missing", bits=MISSING_BITS[name]) == 0
     if name not in MEASURED:
         return drawn(name, bits=8) + 128, is_missing_N
-    four_4N = [drawn(f"{name} {turn}", bits=5) for turn in range(4)]
+    shared = "pulse" if name == "rate" else name
+    turns = [f"{shared} {turn}" for turn in range(3)]
+    four_4N = [drawn(turn, bits=5) for turn in (*turns, f"{name} 3")]
     return np.sum(four_4N, axis=0) + 124, is_missing_N
 
 
@@ -76,6 +79,8 @@ def sums(spec: AnalysisSpec, state: Arrays) -> dict[str, Array]:
     """All quantities of all phases; those of later ones are 0 before the state has what they are of."""
     if spec.model is not None:
         return _of_model(spec, state)
+    if spec.correlations:
+        return _of_correlations(spec, state)
     tables, names = spec.tables, [column.name for column in spec.columns]
     group_N = np.zeros(RECORDS, np.int64) if spec.group is None else parts(spec.group)
     cells = []
@@ -135,6 +140,21 @@ def _of_model(spec: AnalysisSpec, state: Arrays) -> dict[str, Array]:
         BEYOND: np.zeros((), np.int64),
         OUTER: product(design_NP.T, (score_N * score_N)[:, None] * design_NP),
     }
+
+
+def _of_correlations(spec: AnalysisSpec, state: Arrays) -> dict[str, Array]:
+    tables, table = spec.tables, _table(spec)
+    if ROWS not in state:
+        return cell_counts(table, tables)
+    found = cell_values(table, tables, state)
+    if f"{SHOWN}0" not in state:
+        return found
+    standards = [standard_of(state, place, tables.partitions[place].edges) for place in tables.measured]
+    score_NK = np.zeros(table.z_NK.shape)
+    for place, (mean, deviation) in enumerate(standards):
+        score_NK[:, place] = (table.z_NK[:, place] - mean) / deviation if deviation else 0.0
+    one, other = np.triu_indices(len(standards))
+    return {SCORES: total(score_NK[:, one] * score_NK[:, other])}
 
 
 def _table(spec: AnalysisSpec) -> DescribedTable:

@@ -101,7 +101,7 @@ ROOMS = {
     "client": "errors < formula < settings < row_figures < history < results < operations < written "
     "< submission < planning < analysis < drift < evidence < mlflow_export < federation < notebook",
     "client.analysis": "parts < figures < published < columns < noised < tables < records < text < described "
-    "< tails < coefficients < regression < survival < results < submission",
+    "< tails < coefficients < regression < survival < correlations < results < submission",
     "web": "shared < report < console < silo_page",
     "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",
     "web.silo_page": "facts < app",

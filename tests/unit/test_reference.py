@@ -38,6 +38,7 @@ EXAMPLES = {
         "analysis-noised.yaml",
         "analysis-cox.yaml",
         "analysis-survival.yaml",
+        "analysis-correlations.yaml",
     ),
     **{file.title: (file.name,) for file in FILES if file.title not in ("Job", "Silo", "Analysis")},
 }

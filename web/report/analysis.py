@@ -6,6 +6,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from client.analysis.correlations import Correlations
 from client.analysis.described import DescribedResults
 from client.analysis.regression import FittedModel
 from client.analysis.survival import SurvivalCurves, steps
@@ -15,9 +16,11 @@ from web.shared.steps import step_chart
 from web.shared.templating import environment
 
 
-def analysis_page(results: DescribedResults, further: FittedModel | SurvivalCurves | None = None) -> str:
-    """A table 1, a model's coefficients or survival curves, and a chart a column whose counts are shown.
-    Every name in it is escaped."""
+def analysis_page(
+    results: DescribedResults, further: FittedModel | SurvivalCurves | Correlations | None = None
+) -> str:
+    """A table 1, what is computed beside it, and a chart a column whose counts are shown. Every name in it is
+    escaped."""
     template = environment(Path(__file__).parent / "templates").get_template("analysis.html")
     charts = []
     if isinstance(further, SurvivalCurves) and further.curves:

@@ -1,7 +1,8 @@
-"""What a silo adds to the sums of an analysis: records by cell, and values by published part of the group.
+"""What a silo adds to the sums of an analysis: records by cell, values by published part of the group, and
+products of scores.
 
-N = records, C = columns, K = measured columns; G = parts of the group, 1 without one, R = published ones;
-J = cells of a model's joint table.
+N = records, B = those of one block, C = columns, K = measured columns; G = parts of the group, 1 without one,
+R = published ones; J = cells of a model's joint table.
 """
 
 from __future__ import annotations
@@ -13,8 +14,19 @@ from crypto.errors import ConfigError
 from silo_agent.training.analysis.table import DescribedTable
 from strategies.analysis.counts import CELLS, ROWS
 from strategies.analysis.partition import Tables
-from strategies.analysis.values import NUMBERS, SQUARES, SUMS
+from strategies.analysis.values import (
+    DEVIATIONS,
+    MEANS,
+    NUMBERS,
+    SCORES,
+    SHOWN,
+    SQUARES,
+    SUMS,
+    standard_of,
+)
 from strategies.base import Array, Arrays, array_in
+
+BLOCK_RECORDS = 1 << 13  # of a design of 100 columns 6 MiB
 
 
 def cell_counts(table: DescribedTable, tables: Tables) -> dict[str, Array]:
@@ -44,6 +56,25 @@ def cell_values(table: DescribedTable, tables: Tables, state: Arrays) -> dict[st
             table, tables, _published_rows(tables, state)[_group(table, tables)], tables.group_size
         )
     return _by_row(table, tables, joint_cell(table, tables), tables.joint_cells)
+
+
+def score_products(table: DescribedTable, tables: Tables, state: Arrays) -> dict[str, Array]:
+    """Of the records without missing values; 0 with a column that shows no mean. Shapes: (K (K + 1) / 2,).
+
+    Raises ConfigError for a state that does not say means and deviations: it came from outside.
+    """
+    standards = []
+    for place in tables.measured:
+        for name, dtype in ((SHOWN, np.uint8), (MEANS, np.float64), (DEVIATIONS, np.float64)):
+            array_in(state, f"{name}{place}", (2,), dtype)
+        standards.append(standard_of(state, place, tables.partitions[place].edges))
+    mean_K, deviation_K = np.array(standards).T
+    has_K, divisor_K = deviation_K > 0.0, np.where(deviation_K > 0.0, deviation_K, 1.0)
+    product_KK = np.zeros((len(standards), len(standards)))
+    for start in range(0, table.records, BLOCK_RECORDS):
+        score_BK = np.where(has_K, (table.z_NK[start : start + BLOCK_RECORDS] - mean_K) / divisor_K, 0.0)
+        product_KK += score_BK.T @ score_BK
+    return {SCORES: product_KK[np.triu_indices(len(product_KK))]}
 
 
 def noised_values(table: DescribedTable, tables: Tables) -> dict[str, Array]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.errors import ConfigError
+from silo_agent.training.analysis.cells import BLOCK_RECORDS
 from silo_agent.training.analysis.patients import owners
 from silo_agent.training.analysis.table import DescribedTable
 from strategies.analysis.cox import (
@@ -52,7 +53,6 @@ from strategies.analysis.values import MEANS
 from strategies.base import Array, Arrays, array_in
 
 Floats = NDArray[np.float64]
-BLOCK_RECORDS = 1 << 13  # of a design of 100 columns 6 MiB
 FIRST_MEAN = 0.1  # added to an outcome, in its units: none is 0
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 
@@ -93,6 +95,37 @@ def test_survival_curves_are_written_in_each_form(form: str, tmp_path: Path) -> 
         # 1 to 0.5 at 6 months, to 0.25 at 12
         assert '<polyline points="44.0,12.0 277.0,12.0 277.0,136.0 510.0,136.0 510.0,198.0"' in text
         assert "<h2>Survival</h2>" in text
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_correlations_are_written_in_each_form(form: str, tmp_path: Path) -> None:
+    """age and pressure go together, of the third nothing is shown."""
+    rng = np.random.default_rng(9)
+    age_N = rng.normal(60, 10, 400).clip(31, 89).round()
+    pressure_N = (60 + age_N + rng.normal(0, 10, 400)).clip(81, 199).round()
+    rows = [
+        {"age": age, "pressure": pressure, "smokes": place % 2}
+        for place, (age, pressure) in enumerate(zip(age_N.tolist(), pressure_N.tolist(), strict=True))
+    ]
+    columns = [
+        {"name": "age", "edges": [30, 50, 55, 60, 65, 70, 90]},
+        {"name": "pressure", "edges": [80, 105, 115, 120, 125, 135, 200]},
+        {"name": "smokes", "edges": [0, 0.3, 0.7, 1]},
+    ]
+    job = analysis_job(columns=columns, correlations=True)
+    assert isinstance(job.spec, AnalysisSpec)
+    text = render(job.spec, states_of(job, read(tmp_path, job, unevenly(rows)))[-1][1], form)
+    if form == "json":
+        figures = [each for each in json.loads(text)["figures"] if each["figure"] == "correlation"]
+        found, withheld = figures[:2]
+        assert found["value"] == pytest.approx(np.corrcoef(age_N, pressure_N)[0, 1], abs=0.005)
+        assert (withheld["value"], withheld["note"]) == (None, "not shown")
+    elif form == "csv":
+        assert "\nage,correlation,smokes,overall,,,not shown\n" in text
+    else:
+        assert "correlations: 400 complete records" in text
+        assert re.search(r"0\.[67]\d \(0\.[67]\d to 0\.[67]\d\)", text)
+        assert "a mean of the two columns is not" in text
 
 
 def test_a_file_says_which_analysis_its_results_are_of() -> None:

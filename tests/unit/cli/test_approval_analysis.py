@@ -118,6 +118,20 @@ def test_silo_is_told_that_columns_of_survival_curves_are_crossed(desk: Desk, ch
     ]
 
 
+def test_silo_is_told_what_correlations_sum_and_leave_out(desk: Desk, chorale: Calls) -> None:
+    weight = {"name": "weight", "edges": [30, 60, 90, 200], "unit": "kg"}
+    spec = analysis({**AGE, "show": ["counts"]}, weight, correlations=True, federation="test")
+    shown = chorale("silo", "show", "--config", ward(desk), offered(desk, spec).id)
+    asked = behind(shown, "asks")
+    assert asked[:2] == [
+        "how many records are in each part of these columns",
+        "records that are in no part of one of them are left out",
+    ]
+    assert asked[3] == "weight: 3 parts between the edges 30, 60, 90, 200 kg; values are summed"
+    assert "sums products of each two columns' values for correlations" in " ".join(behind(shown, "method"))
+    assert "analyses.measurements" in " ".join(behind(shown, "policy"))
+
+
 def test_texts_of_an_operator_begin_no_lines_of_their_own(desk: Desk, chorale: Calls) -> None:
     """A category that ends a line, or many of them, would have looked like other lines of the screen."""
     categories = [

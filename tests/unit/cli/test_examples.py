@@ -43,6 +43,7 @@ FILES: list[tuple[str, type[BaseModel]]] = [
     ("analysis-model.yaml", AnalysisSpec),
     ("analysis-noised.yaml", AnalysisSpec),
     ("analysis-cox.yaml", AnalysisSpec),
+    ("analysis-correlations.yaml", AnalysisSpec),
     ("analysis-survival.yaml", AnalysisSpec),
     ("policy.yaml", Policy),
     ("silo.yaml", SiloSettings),
@@ -77,6 +78,7 @@ SHORT = (
     "analysis-model.yaml",
     "analysis-noised.yaml",
     "analysis-cox.yaml",
+    "analysis-correlations.yaml",
     "analysis-survival.yaml",
     "heart-disease/job.yaml",
 )  # they explain only what differs from job.yaml, analysis.yaml and silo.yaml

@@ -258,10 +258,10 @@ TIME, STATUS, ARM = COLUMNS
             "survival.group: expected a column with",
         ),
         ({"columns": [TIME, STATUS, ARM | {"categories": ["a"]}]}, "survival.group: expected a column with"),
-        ({"group": "arm"}, "group: not allowed with survival curves"),
+        ({"group": "arm"}, "group: not allowed with survival"),
         (
             {"model": {"outcome": "state", "family": "logistic", "terms": [["arm"], ["months"]]}},
-            "model: not allowed with survival curves",
+            "survival: not allowed with model",
         ),
         (
             {"columns": [TIME | {"edges": [*range(1001)]}, STATUS, ARM | {"categories": [*"abcdef"]}]},

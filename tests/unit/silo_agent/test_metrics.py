@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from prometheus_client import generate_latest
 
@@ -65,9 +67,9 @@ def test_the_closed_list_of_phase_kinds_is_that_of_the_methods() -> None:
     measured = Partition(parts=1, edges=(0.0, 1.0), has_mean=True)
     evaluated = strategy_for("fedavg", {}).evaluated_between_rounds().standardizing(1).tested_by(measured, 10)
     model = Model(outcome=0, family=Family.LINEAR, terms=())
+    asked: list[dict[str, Any]] = [{"has_correlations": True}, {"model": model}, {"has_noise": True}]
     analyses = [
-        Analysis(tables=Tables(partitions=(measured,), group=None, min_cell=10, model=each, has_noise=noise))
-        for each, noise in ((None, False), (model, False), (None, True))
+        Analysis(tables=Tables(partitions=(measured,), group=None, min_cell=10, **each)) for each in asked
     ]
     found = set().union(*(method.phases for method in [*methods, evaluated, *analyses]))
     assert found == set(PHASE_KINDS)

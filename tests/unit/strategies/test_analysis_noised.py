@@ -152,7 +152,7 @@ def test_a_noised_analysis_is_of_a_kind_of_its_own() -> None:
         ({"privacy": {**NOISE, "sums": {"clip_norm": 1.0}}}, "Extra inputs are not permitted"),
         (
             {"model": {"outcome": "sex", "family": "logistic", "terms": [["age"]]}, "group": None},
-            "privacy: not allowed with a model or survival curves",
+            "privacy: not allowed with model",
         ),
     ],
 )

@@ -390,7 +390,7 @@ def test_models_that_do_not_fit_their_columns_are_refused(fields: dict[str, Any]
 def test_other_settings_of_the_job_that_a_model_does_not_allow() -> None:
     model = {"outcome": "stays", "family": "poisson", "terms": [["sex"]]}
     columns = [{"name": name, **COLUMNS[name]} for name in ("sex", "stays")]
-    with pytest.raises(ConfigError, match="group: not allowed with a model"):
+    with pytest.raises(ConfigError, match="group: not allowed with model"):
         analysis_job(columns=columns, model=model, group="sex")
     with pytest.raises(ConfigError, match="expected edges from 0 on, got -1"):
         analysis_job(columns=[columns[0], {"name": "stays", "edges": [-1, 5]}], model=model)
