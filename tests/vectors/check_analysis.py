@@ -43,7 +43,8 @@ class Column:
     def values(self) -> list[int | None]:
         lacks = drawn(f"{self.name} missing", self.missing_bits)
         if self.has_mean:
-            turns = [drawn(f"{self.name} {turn}", 5) for turn in range(4)]
+            shared = "pulse" if self.name == "rate" else self.name
+            turns = [drawn(f"{name} {turn}", 5) for turn, name in enumerate([shared] * 3 + [self.name])]
             found = [124 + sum(four) for four in zip(*turns, strict=True)]
         else:
             found = [128 + number for number in drawn(self.name, 8)]
@@ -68,6 +69,8 @@ COLUMNS = (
     Column(name="weight", ends=(60, 124, 188), missing_bits=2, has_mean=True),
 )
 
+RATE = Column(name="rate", ends=(60, 108, 116, 124, 132, 140, 188), missing_bits=4, has_mean=True)
+
 
 def check_analysis(states: Any) -> int:
     for variant, group in (("analysis", 0), ("analysis_ungrouped", None)):
@@ -80,7 +83,13 @@ def check_analysis(states: Any) -> int:
         expect(variant, digest_of(state), states[variant]["0 analysis-counts"])
         state |= values(group, state)
         expect(variant, digest_of(state), states[variant]["0 analysis-values"])
-    return 6
+    variant = "analysis_correlations"
+    state = {"method/analysis": ("U8", [0], []), "method/total": ("I64", [], [RECORDS])}
+    found = correlated((COLUMNS[1], RATE, COLUMNS[4]))
+    for phase, arrays in found.items():
+        state |= arrays
+        expect(variant, digest_of(state), states[variant][f"0 {phase}"])
+    return 6 + len(found)
 
 
 def drawn(name: str, bits: int) -> list[int]:
@@ -122,6 +131,62 @@ def counts(group: int | None) -> State:
         shape = [len(rows), len(merged)]
         state[f"method/cell_counts/{place}"] = "I64", shape, [cell for row in held for cell in row]
     return state
+
+
+def correlated(columns: tuple[Column, ...]) -> dict[str, State]:
+    """Of complete records, by phase. No part of missing values: here it holds nobody, and is left out."""
+    records = [row for row in zip(*(column.values() for column in columns), strict=True) if None not in row]
+    n = len(records)
+    counted: State = {"method/group_parts": ("I64", [1], [0]), "method/group_counts": ("I64", [1], [n])}
+    described: State = {}
+    scores, outermost = [], []
+    for place, (column, own) in enumerate(zip(columns, zip(*records, strict=True), strict=True)):
+        held = tally([sum(end <= value for end in column.ends) - 1 for value in own], column.missing)
+        parts = [
+            [each for each in part if each != column.missing] for part in finest(column, [*held, 0], LEAST)
+        ]
+        sizes = [sum(held[each] for each in part) for part in parts]
+        for name in ("parts", "cell_parts"):
+            counted |= published(f"{name}/{place}", "", parts, held)
+        counted[f"method/part_counts/{place}"] = "I64", [len(parts)], sizes
+        counted[f"method/cell_counts/{place}"] = "I64", [1, len(parts)], sizes
+        zs = [column.z(value) for value in own]
+        edges = [(column.z(column.ends[part[0]]), column.z(column.ends[part[-1] + 1])) for part in parts]
+        shown = figure(column, zs, [(k, low, high) for k, (low, high) in zip(sizes, edges, strict=True)], 1)
+        mean, deviation = shown or (0.0, 0.0)
+        described[f"method/means/{place}"] = "F64", [2], [mean] * 2
+        described[f"method/deviations/{place}"] = "F64", [2], [deviation] * 2
+        described[f"method/means_shown/{place}"] = "U8", [2], [int(shown is not None)] * 2
+        spread = deviation / (column.ends[-1] - column.ends[0]) * 2
+        scores.append([(z - column.z(mean)) / spread for z in zs] if shown else None)
+        ends = (column.z(mean) - edges[0][1], edges[-1][0] - column.z(mean))
+        outermost.append([max(end / spread, 0.0) for end in ends] if shown else [])
+    found, are_shown = [], []
+    for i, j in itertools.combinations(range(len(columns)), 2):
+        r = correlation(scores[i], scores[j], n, len(columns))
+        if r is not None:
+            across = zip(outermost[i], outermost[j][:: 1 if r < 0 else -1], strict=True)
+            room = (1 - r * r) * (n - 1) * (n - LEAST) / (n * LEAST)
+            if any(u * u + v * v + 2 * abs(r) * u * v > room for u, v in across):
+                r = None
+        are_shown.append(int(r is not None))
+        power = max(power_of_ten((1 - r * r) / math.sqrt(n) / 2), -3) if r is not None else 0
+        found.append(0.0 if r is None else rounded(r, power))
+    products: State = {
+        "method/correlations": ("F64", [len(found)], found),
+        "method/correlations_shown": ("U8", [len(found)], are_shown),
+    }
+    return {"analysis-counts": counted, "analysis-values": described, "analysis-products": products}
+
+
+def correlation(one: list[float] | None, other: list[float] | None, n: int, columns: int) -> float | None:
+    if one is None or other is None or n < max(3 * (columns + 1), columns + 11):
+        return None
+    squares = [math.fsum(score * score for score in scores) for scores in (one, other)]
+    if not all(n / 2 < square < 2 * n for square in squares):
+        return None
+    products = math.fsum(a * b for a, b in zip(one, other, strict=True))
+    return products / math.sqrt(squares[0] * squares[1])
 
 
 def published(of_part: str, of_count: str, parts: Parts, counts: Counts) -> State:

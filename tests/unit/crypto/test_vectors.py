@@ -109,6 +109,7 @@ def swap_digit(text: str) -> str:
         ("next_state", ("arithmetic", "solved with the least norm")),
         ("next_state", ("states", "analysis", "0 analysis-counts")),
         ("next_state", ("states", "analysis_ungrouped", "0 analysis-values")),
+        ("next_state", ("states", "analysis_correlations", "0 analysis-products")),
         ("initial_state", ("quantiles_sha256",)),
         ("initial_state", ("states", 0, "base")),
         ("initial_state", ("states", 6, "arrays", "model/head.weight")),
