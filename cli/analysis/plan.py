@@ -36,6 +36,6 @@ def plan(settings: OperatorSettings | None, file: Path, is_json: bool) -> None:
     for phase in planned.phases:
         sums = ", ".join(f"{name} ({size:,})" for name, size in phase.quantities.items())
         sent, received = bytes_told(phase.sent_bytes), bytes_told(phase.received_bytes)
-        click.echo(f"{phase.kind:<16} a silo sends {sent:>9} and receives {received:>9}  sums of {sums}")
+        click.echo(f"{phase.kind:<18} a silo sends {sent:>9} and receives {received:>9}  sums of {sums}")
     for note in planned.notes:
         click.echo(printable(note), err=True)
