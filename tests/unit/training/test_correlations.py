@@ -29,6 +29,7 @@ from strategies.analysis.values import (
     SCORES,
     SHOWN,
     ProductsPhase,
+    standard_of,
 )
 from strategies.base import Array, Arrays, PhaseContext
 from tests.support.analyses import Rows, analysis_job, read, states_of, unevenly
@@ -202,6 +203,42 @@ def test_no_shown_correlation_gives_a_cell_to_one_who_knows_all_values_but_not_w
     assert len(least_shown) > 30
     assert min(least_shown) >= 4
     assert sum(each < 4 for each in withheld) >= 5
+
+
+def all_tables(margin: Sequence[int]) -> Array:
+    """Of three by three cells, whose rows and whose columns add up to these counts. Shapes: -> (T, 3, 3)."""
+    free = np.meshgrid(*[np.arange(min(margin[i], margin[j]) + 1) for i in (0, 1) for j in (0, 1)])
+    table_T33 = np.zeros((free[0].size, 3, 3), np.int64)
+    table_T33[:, :2, :2] = np.stack([each.ravel() for each in free], axis=1).reshape(-1, 2, 2)
+    table_T33[:, :2, 2] = np.array(margin[:2]) - table_T33[:, :2].sum(axis=2)
+    table_T33[:, 2] = np.array(margin) - table_T33[:, :2].sum(axis=1)
+    return table_T33[(table_T33 >= 0).all(axis=(1, 2))]
+
+
+def test_no_cell_of_two_scores_is_known_where_their_correlation_is_shown(tmp_path: Path) -> None:
+    """All tables of whole numbers from 0 to 2, whose counts a reader knows. Such scores should be no
+    measurements: one of five cells has fewer than ten values."""
+    margin = (15, 30, 15)
+    score_N = np.repeat([0.0, 1.0, 2.0], margin)
+    edges = (-0.5, 0.5, 1.5, 2.5)
+    columns = [column("x", *edges), column("y", *edges)]
+    spec, state = ended(tmp_path, pair_rows(np.stack([score_N, np.roll(score_N, 7)], axis=1)), *columns)
+    mean, deviation = standard_of(state, 0, edges)
+    z_3 = ((np.arange(3) - 1.0) / 1.5 - mean) / deviation
+    phase = ProductsPhase(tables=spec.tables)
+    context = PhaseContext(round=0, members=4, classes=1, state=state, trained=())
+    seen: dict[tuple[int, float], list[Array]] = {}
+    for table_33 in all_tables(margin):
+        square = float(margin @ (z_3 * z_3))
+        sums = np.array([square, float(z_3 @ table_33 @ z_3), square])
+        found = phase.next_state(context, {SCORES: sums}).state
+        assert found is not None
+        key = int(found[CORRELATIONS_SHOWN][0]), float(found[CORRELATIONS][0])
+        seen.setdefault(key, []).append(table_33)
+    assert len(seen) > 40
+    assert sum(map(len, seen.values())) == 12_376
+    for key, tables in seen.items():
+        assert (np.min(tables, axis=0) < np.max(tables, axis=0)).all(), key
 
 
 def test_a_column_of_few_parts_or_of_one_value_has_no_correlation(tmp_path: Path) -> None:
