@@ -219,16 +219,15 @@ class AnalysisSpec(SharedFields):
     def in_words(self) -> str:
         """What it asks, for people who decide."""
         groups = "" if self.group is None else f" by {self.group}"
+        counted = len(self.columns) - (self.group is not None)
         means = [self.columns[place].name for place in self.tables.measured]
         summed = f"; sums values of {', '.join(means)} for means" if means else ""
         more = "".join(f"; {each.in_words}" for each in (self.model, self.survival) if each is not None)
         more += "; sums products of each two columns' values for correlations" if self.correlations else ""
         if self.privacy is not None:
-            return (
-                f"analysis: counts {len(self.tables.described)} columns{groups}{summed}{self._noise_in_words}"
-            )
+            return f"analysis: counts {counted} columns{groups}{summed}{self._noise_in_words}"
         return (
-            f"analysis: counts {len(self.tables.described)} columns{groups}{summed}{more}; the results show "
+            f"analysis: counts {counted} columns{groups}{summed}{more}; the results show "
             f"no cell of fewer than {self.min_cell} records, which are merged with others; the coordinator "
             "and all silos of the job can see every cell"
         )
@@ -250,14 +249,15 @@ class AnalysisSpec(SharedFields):
         places = {column.name: place for place, column in enumerate(self.columns)}
         partitions = tuple(column.partition for column in self.columns)
         if self._alone:
-            of_time = None if self.model is None or self.model.time is None else places.get(self.model.time)
+            times = {each.time for each in (self.model, self.survival) if each is not None}
             partitions = tuple(
                 replace(
                     each,
                     has_missing=False,
-                    has_mean=self.survival is None and each.is_ordered and place != of_time,
+                    has_mean=self.survival is None and each.is_ordered and column.name not in times,
+                    by_ending=column.name in times,
                 )
-                for place, each in enumerate(partitions)
+                for column, each in zip(self.columns, partitions, strict=True)
             )
         return Tables(
             partitions=partitions,

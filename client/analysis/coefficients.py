@@ -19,6 +19,7 @@ from client.analysis.parts import Part, published_parts
 from client.analysis.tails import above, above_f, beyond, reach
 from crypto.errors import ConfigError
 from strategies.analysis.design import NUMBER, design_of, has_coefficient, in_units
+from strategies.analysis.merging import are_bins
 from strategies.analysis.model_state import COEFFICIENTS, COVARIANCE, MODEL_PARTS, ROBUST, TREND
 from strategies.analysis.partition import Family
 from strategies.base import Array, Arrays
@@ -79,6 +80,8 @@ def model_parts_in(spec: AnalysisSpec, state: Arrays) -> dict[int, tuple[int, ..
         parts = tuple(array_in(state, name, (spec.tables.partitions[place].size,), np.int64).tolist())
         if tuple(dict.fromkeys(parts)) != tuple(range(max(parts) + 1)):
             raise ConfigError(f"{name}: expected parts that are numbered in their order")
+        if place == spec.tables.time and max(parts) > 0 and not are_bins(parts):
+            raise ConfigError(f"{name}: expected bins of each ending")
         found[place] = parts
     return found
 
@@ -124,7 +127,11 @@ def coefficients_in(
         for column in spec.columns:
             if column.name == spec.model.offset and column.edges is not None:
                 estimate_P[0] -= math.log(column.edges[-1])
-    parts = {place: published_parts(spec.columns[place], each) for place, each in parts_of.items()}
+    parts = {
+        place: published_parts(spec.columns[place], each)
+        for place, each in parts_of.items()
+        if place != spec.tables.time
+    }
     within, found = reach(freedom), []
     for place in np.flatnonzero(has_P).tolist():
         estimate, error = float(estimate_P[place]), float(error_P[place])

@@ -14,11 +14,12 @@ from chorale.spec.analysis_spec import AnalysisSpec
 from client.analysis.columns import ColumnFigures, Head, figures_of, heads_of
 from client.analysis.noised.figures import noised_figures
 from client.analysis.parts import Part, published_parts
-from client.analysis.published import counted_in, has_counts, rows_in, spreads_in
+from client.analysis.published import Counted, counted_in, has_counts, rows_in, spreads_in
 from client.analysis.records import Record, records_of, records_of_group
 from client.analysis.tables import Table, table_of
 from client.analysis.text import plain_text
 from crypto.errors import ConfigError
+from strategies.analysis.merging import split_bins
 from strategies.base import Arrays
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedResults:
     """heads: all records, then each published part of the group where there are several. parts_R: of the
-    group. columns: all but the group, in the job's order."""
+    group. columns: all but the group, in the job's order; a time by ending is two, where it is published."""
 
     spec: AnalysisSpec
     heads: tuple[Head, ...]
@@ -48,9 +49,12 @@ class DescribedResults:
         group = None if tables.group is None else spec.columns[tables.group]
         parts_R = () if group is None else published_parts(group, rows.parts_G)
         heads = heads_of(parts_R, rows.counts_R)
-        columns = []
+        columns = list[ColumnFigures]()
         for place in tables.described:
             counted = counted_in(state, spec, place, rows)
+            if place == tables.time:
+                columns += _by_ending(spec, counted, heads)
+                continue
             spreads = spreads_in(state, spec, place, rows) if place in tables.measured else None
             columns.append(figures_of(spec.columns[place], counted, spreads, heads))
         return cls(spec=spec, heads=heads, parts_R=parts_R, columns=tuple(columns))
@@ -129,6 +133,23 @@ class DescribedResults:
             yield from records_of_group(self.spec.group, self.parts_R, self.heads)
         for each in self.columns:
             yield from records_of(each, self.heads)
+
+
+def _by_ending(spec: AnalysisSpec, counted: Counted, heads: tuple[Head, ...]) -> Iterator[ColumnFigures]:
+    """Those censored, and events; none where either are too few."""
+    tables = spec.tables
+    assert tables.time is not None
+    assert tables.status is not None
+    time, status = spec.columns[tables.time], spec.columns[tables.status]
+    if len(counted.counts_Q) == 1:
+        return
+    first = 0
+    for ending, parts in zip(status.categories or (), split_bins(counted.parts_P), strict=True):
+        counts = counted.counts_Q[first : first + max(parts) + 1]
+        first += len(counts)
+        bins = Counted(parts_P=tuple(parts), counts_Q=counts, cell_parts_P=tuple(parts), cells_RT=(counts,))
+        column = time.model_copy(update={"name": f"{time.name}, {status.name} {ending}"})
+        yield figures_of(column, bins, None, heads)
 
 
 def _parts(parts: tuple[Part, ...]) -> list[dict[str, Any]]:

@@ -45,6 +45,10 @@ def published_parts(column: DescribedColumn, parts_P: Sequence[int]) -> tuple[Pa
     return tuple(_part(column, members[number]) for number in sorted(members))
 
 
+def in_words(parts: Sequence[Part]) -> str:
+    return "; ".join(part.label for part in parts)
+
+
 def _part(column: DescribedColumn, places: Sequence[int]) -> Part:
     size = column.partition.size
     has_missing = places[-1] == size - 1

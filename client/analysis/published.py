@@ -16,6 +16,7 @@ from chorale.spec.analysis_spec import AnalysisSpec
 from client.analysis.figures import Spread
 from crypto.errors import ConfigError
 from strategies.analysis.counts import CELL_COUNTS, CELL_PARTS, PART_COUNTS, PARTS, ROW_COUNTS, ROWS
+from strategies.analysis.merging import are_bins
 from strategies.analysis.noised import NOISE
 from strategies.analysis.partition import Partition
 from strategies.analysis.values import DEVIATIONS, MEANS, SHOWN
@@ -109,14 +110,18 @@ def spreads_in(state: Arrays, spec: AnalysisSpec, place: int, rows: Rows) -> tup
 
 
 def _merged(state: Arrays, name: str, partition: Partition) -> tuple[int, ...]:
-    """Numbered in the order of the lowest declared part; of numbers each part is one interval."""
+    """Numbered in the order of the lowest declared part; of numbers each part is one interval; of a time by
+    ending all are one, or bins."""
     parts = tuple(array_in(state, name, (partition.size,), np.int64).tolist())
     highest = -1
     for each in parts:
         if not 0 <= each <= highest + 1:
             raise ConfigError(f"{name}: expected parts that are numbered in their order")
         highest = max(highest, each)
-    if partition.is_ordered and any(low > high for low, high in pairwise(parts[:-1])):
+    if partition.by_ending:
+        if highest > 0 and not are_bins(parts):
+            raise ConfigError(f"{name}: expected bins of each ending")
+    elif partition.is_ordered and any(low > high for low, high in pairwise(parts[:-1])):
         raise ConfigError(f"{name}: expected parts of neighbors")
     return parts
 

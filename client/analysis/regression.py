@@ -21,7 +21,7 @@ from client.analysis.coefficients import (
     joint_tests,
     model_parts_in,
 )
-from client.analysis.parts import published_parts
+from client.analysis.parts import in_words, published_parts
 from client.analysis.records import Record
 from client.analysis.tables import Line, Table, short
 from client.analysis.tails import above
@@ -29,6 +29,7 @@ from client.analysis.text import plain_text
 from crypto.errors import ConfigError
 from strategies.analysis.counts import PART_COUNTS, ROW_COUNTS
 from strategies.analysis.design import design_of, has_coefficient
+from strategies.analysis.merging import split_bins
 from strategies.analysis.model_state import (
     COEFFICIENTS,
     COVARIANCE,
@@ -65,13 +66,11 @@ WHY = {
     Status.COLLINEAR: "Withheld: a column of the model follows from the others.",
 }
 WITHOUT_BINS = (
-    "Withheld: no two bins of time are left of which each cell with {outcome} and the columns with "
-    "categories holds {least} records, or no term is."
+    "Withheld: no two bins of time are left that hold {least} events in each combination of the columns with "
+    "categories, or one of these has fewer censored records, or no term is left."
 )
-BINNED = (
-    "Cox model of pooled records with times binned alike ({ties}): those who end in a bin are at risk in "
-)
-BINNED += "all of it. Bins of {time}: {bins}."
+BINNED = "Cox model of pooled records with times binned alike ({ties}). Bins of events: {events}. Those "
+BINNED += "censored are at risk until the end of theirs: {censored}."
 TREND_OF = "Its chi-squared is that of a coefficient that changes with the {trend} of the bin."
 MERGED = "Merged: a part or a cell of the model's columns with categories holds fewer than {least} records."
 AGAINST = "Against {against}."
@@ -96,7 +95,8 @@ class FittedModel:
     errors are normal. residual: standard deviation of a linear model's residuals, in the outcome's unit.
     log_likelihood: None of a Poisson model, whose constant tells how many records have each outcome. tests:
     where it converged, of terms with several coefficients, then of the whole model. left_out: columns of
-    which one part is left. bins: of a Cox model's time. With ridge there are coefficients alone."""
+    which one part is left. bins: of a Cox model's time, of those censored and of events. With ridge there are
+    coefficients alone."""
 
     spec: AnalysisSpec
     model: RegressionSpec
@@ -149,7 +149,10 @@ class FittedModel:
                     name, count = "likelihood ratio chi-squared", len(coefficients) - 1
                     tests = (*tests, chi_squared_test("", name, ratio, count))
         time = spec.tables.time
-        bins = () if time is None else published_parts(spec.columns[time], parts_of[time])
+        bins = tuple[str, ...]()
+        if time is not None:
+            runs = split_bins(parts_of[time])
+            bins = tuple(in_words(published_parts(spec.columns[time], each)) for each in runs)
         names = {place: spec.columns[place].name for place in parts_of if place != time}
         return cls(
             spec=spec,
@@ -163,7 +166,7 @@ class FittedModel:
             log_likelihood=likelihood,
             tests=tests,
             left_out=tuple(names[place] for place in names if max(parts_of[place]) == 0),
-            bins=tuple(part.label for part in bins),
+            bins=bins,
         )
 
     @property
@@ -321,8 +324,8 @@ class FittedModel:
     def _notes(self) -> Iterator[str]:
         yield from self._ended
         if self.coefficients and self.model.time is not None:
-            bins = "; ".join(self.bins)
-            yield BINNED.format(ties=self.model.ties.capitalize(), time=self.model.time, bins=bins)
+            censored, events = self.bins
+            yield BINNED.format(ties=self.model.ties.capitalize(), events=events, censored=censored)
         if self.coefficients and self.model.ridge is not None:
             yield RIDGE.format(ridge=self.model.ridge)
         elif self.coefficients and self.model.time is not None:

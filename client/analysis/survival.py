@@ -9,44 +9,41 @@ T = published bins, R = published parts of the group, 1 without one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chorale.results import library
 from chorale.spec.analyses.survival_spec import SurvivalSpec
 from chorale.spec.analysis_spec import AnalysisSpec
-from client.analysis.coefficients import array_in
-from client.analysis.parts import OVERALL, Part, published_parts
-from client.analysis.published import MOST_RECORDS, Counted, counted_in, rows_in
+from client.analysis.coefficients import array_in, model_parts_in
+from client.analysis.parts import OVERALL, Part, in_words, published_parts
+from client.analysis.published import MOST_RECORDS, Rows, counted_in, rows_in
 from client.analysis.records import FIELDS, Record
 from client.analysis.tables import Line, Table
 from client.analysis.tails import above, reach
 from client.analysis.text import plain_text
 from crypto.errors import ConfigError
-from strategies.analysis.survival import BINS, ENDINGS, IS_SHOWN, SURVIVAL_COUNTS
+from strategies.analysis.merging import added, are_bins, first_at_risk, split_bins
+from strategies.analysis.model_state import MODEL_PARTS
+from strategies.analysis.survival import IS_SHOWN, SURVIVAL_COUNTS
 from strategies.base import Array, Arrays
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-CENSORED, EVENT = 0, 1
-WITHHELD = (
-    "Withheld: all records, or a part of the group, hold fewer than {least} events or censored records."
-)
+EVENT = 1
+WITHHELD = "Withheld: all records hold fewer than {least} events or censored records."
 METHOD = "Survival (Kaplan-Meier) at the end of each bin, of pooled records with times binned alike: those "
 METHOD += (
-    "censored in a bin are at risk in all of it. Records whose time is beyond the last edge are left out."
+    "censored are at risk until the end of their bin: {censored}. Records whose time is beyond the last "
 )
+METHOD += "edge are left out."
 ERRORS = "SE by Greenwood's formula; the interval is that of log(-log(survival))."
-MERGED = (
-    "Bins were merged: in a finer one a cell of bin, {status} and group holds fewer than {least} records."
-)
-GROUP_MERGED = "Merged: a part of the group holds fewer than {least} records."
+MERGED = "Bins were merged: in a finer one a part of the group has fewer than {least} events."
+GROUP_MERGED = "Merged: a part of the group holds fewer than {least} events or censored records."
 LOG_RANK = (
     "Log-rank test over these bins, hypergeometric variance: chi-squared {statistic:.3f}, degrees of freedom "
     "{freedom}, p {p}."
@@ -57,7 +54,8 @@ NOT_REACHED = "not reached"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bin:
-    """at_risk: when it begins. survival: at its end, with its standard error and 95 % interval."""
+    """Of events. at_risk: when it begins. censored: whose bin ends in it. survival: at its end, with its
+    standard error and 95 % interval."""
 
     part: Part
     at_risk: int
@@ -96,12 +94,13 @@ class LogRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivalCurves:
-    """curves: none where they are withheld. log_rank: None of fewer than two."""
+    """curves: none where they are withheld. censored: their bins. log_rank: None of fewer than two."""
 
     spec: AnalysisSpec
     survival: SurvivalSpec
     records: int
     curves: tuple[Curve, ...]
+    censored: tuple[Part, ...]
     log_rank: LogRank | None
 
     @classmethod
@@ -113,26 +112,30 @@ class SurvivalCurves:
         rows = rows_in(state, spec)
         if (shown := int(array_in(state, IS_SHOWN, (), np.uint8))) > 1:
             raise ConfigError(f"{IS_SHOWN}: expected 0 or 1, got {shown}")
-        curves: tuple[Curve, ...] = ()
+        curves, censored = tuple[Curve, ...](), tuple[Part, ...]()
         if shown:
-            time, status = (counted_in(state, spec, place, rows) for place in (places.time, places.status))
-            group = None if places.group is None else counted_in(state, spec, places.group, rows)
-            bins_B = _bins_in(state, time)
-            table_TER = _table_in(state, spec, bins_B, time=time, status=status, group=group)
-            parts_T = published_parts(spec.columns[places.time], bins_B)
+            parts_of = model_parts_in(spec, state)
+            bins = parts_of[places.time]
+            if not are_bins(bins):
+                raise ConfigError(f"{MODEL_PARTS}{places.time}: expected bins of each ending")
+            table_TR = _table_in(state, spec, rows, parts_of)
+            censored, of_events = (
+                published_parts(spec.columns[places.time], each) for each in split_bins(bins)
+            )
             names: Sequence[tuple[str, bool]] = [(OVERALL, False)]
-            if places.group is not None and group is not None:
-                parts_R = published_parts(spec.columns[places.group], group.parts_P)
+            if places.group is not None:
+                parts_R = published_parts(spec.columns[places.group], parts_of[places.group])
                 names = [(part.label, part.is_merged) for part in parts_R]
             curves = tuple(
-                Curve(label=label, is_merged=is_merged, bins=tuple(_bins(parts_T, table_TER[:, :, place])))
-                for place, (label, is_merged) in enumerate(names)
+                Curve(label=label, is_merged=is_merged, bins=tuple(_bins(of_events, bins, count_T)))
+                for (label, is_merged), count_T in zip(names, table_TR.T.tolist(), strict=True)
             )
         return cls(
             spec=spec,
             survival=spec.survival,
             records=rows.counts_R[0],
             curves=curves,
+            censored=censored,
             log_rank=log_rank(curves) if len(curves) > 1 else None,
         )
 
@@ -231,7 +234,7 @@ class SurvivalCurves:
 
     @property
     def _merged(self) -> str:
-        return MERGED.format(status=self.survival.status, least=self.spec.min_cell)
+        return MERGED.format(least=self.spec.min_cell)
 
     def _record(
         self, figure: str, value: float | None, *, part: str = "", group: str = "", note: str = ""
@@ -244,7 +247,7 @@ class SurvivalCurves:
         if not self.curves:
             yield self.in_words
             return
-        yield METHOD
+        yield METHOD.format(censored=in_words(self.censored))
         yield ERRORS
         if self.log_rank is not None:
             p = "< 0.001" if self.log_rank.p < 0.001 else f"= {self.log_rank.p:.3f}"
@@ -278,13 +281,17 @@ def log_rank(curves: Sequence[Curve]) -> LogRank:
     return LogRank(statistic=statistic, freedom=left, p=above(statistic, left))
 
 
-def _bins(parts_T: Sequence[Part], table_TE: NDArray[np.int64]) -> Iterator[Bin]:
-    """Each cell holds records: survival is neither 0 nor 1 after the first bin."""
-    at_risk, survival, squared = int(table_TE.sum()), 1.0, 0.0
-    for part, (censored, events) in zip(parts_T, table_TE.tolist(), strict=True):
+def _bins(parts: Sequence[Part], bins: Sequence[int], count_T: Sequence[int]) -> Iterator[Bin]:
+    """Those who are censored last are at risk in all bins, and each holds events: survival is neither 0 nor 1
+    after the first one."""
+    first = len(count_T) - len(parts)
+    at_risk, survival, squared = sum(count_T), 1.0, 0.0
+    ended = [*first_at_risk(bins), first]  # bins of those censored that end before it, and before the end
+    for place, (part, events) in enumerate(zip(parts, count_T[first:], strict=True)):
         survival *= (at_risk - events) / at_risk
         squared += events / (at_risk * (at_risk - events))
         reached = reach(None) * math.sqrt(squared) / abs(math.log(survival))
+        censored = sum(count_T[ended[place] : ended[place + 1]])
         yield Bin(
             part=part,
             at_risk=at_risk,
@@ -298,35 +305,22 @@ def _bins(parts_T: Sequence[Part], table_TE: NDArray[np.int64]) -> Iterator[Bin]
         at_risk -= censored + events
 
 
-def _bins_in(state: Arrays, time: Counted) -> tuple[int, ...]:
-    """The bin of each declared part of time. Raises ConfigError."""
-    bins_B = tuple(array_in(state, BINS, (len(time.parts_P),), np.int64).tolist())
-    if bins_B[0] != 0 or any(after - before not in (0, 1) for before, after in pairwise(bins_B)):
-        raise ConfigError(f"{BINS}: expected neighbors, numbered in their order")
-    if len(set(zip(time.parts_P, bins_B, strict=True))) != len(time.counts_Q):
-        raise ConfigError(f"{BINS}: expected bins that are made of the parts of time by itself")
-    return bins_B
-
-
-def _table_in(
-    state: Arrays,
-    spec: AnalysisSpec,
-    bins_B: Sequence[int],
-    *,
-    time: Counted,
-    status: Counted,
-    group: Counted | None,
-) -> Array:
-    """Raises ConfigError, also where it does not fit the counts of its columns. Shapes: -> (T, 2, R)."""
-    of_group = [sum(time.counts_Q)] if group is None else list(group.counts_Q)
-    shape = (max(bins_B) + 1, ENDINGS, len(of_group))
-    table_TER = array_in(state, SURVIVAL_COUNTS, shape, np.int64)
-    if table_TER.min() < spec.min_cell or table_TER.max() > MOST_RECORDS:
+def _table_in(state: Arrays, spec: AnalysisSpec, rows: Rows, parts_of: Mapping[int, Sequence[int]]) -> Array:
+    """Raises ConfigError, also where it does not fit the counts of its columns. Shapes: -> (T, R)."""
+    shape = tuple(max(parts) + 1 for parts in parts_of.values())
+    table_TR = array_in(state, SURVIVAL_COUNTS, (shape[0], math.prod(shape[1:])), np.int64)
+    if table_TR.min() < spec.min_cell or table_TR.max() > MOST_RECORDS:
         raise ConfigError(f"{SURVIVAL_COUNTS}: expected counts from {spec.min_cell} to {MOST_RECORDS}")
-    of_time = [0] * shape[0]
-    for part, into in dict(zip(time.parts_P, bins_B, strict=True)).items():
-        of_time[into] += time.counts_Q[part]
-    for axes, expected in (((1, 2), of_time), ((0, 2), list(status.counts_Q)), ((0, 1), of_group)):
-        if table_TER.sum(axis=axes).tolist() != expected:
+    for (place, parts), found in zip(
+        parts_of.items(), (table_TR.sum(axis=1), table_TR.sum(axis=0)), strict=False
+    ):
+        counted = counted_in(state, spec, place, rows)
+        into = dict(zip(counted.parts_P, parts, strict=True))
+        if any(into[part] != published for part, published in zip(counted.parts_P, parts, strict=True)):
+            raise ConfigError(
+                f"{MODEL_PARTS}{place}: expected parts that are made of those of the column by itself"
+            )
+        of_column = added(np.array(counted.counts_Q), [into[part] for part in range(len(into))])
+        if of_column.tolist() != found.tolist():
             raise ConfigError(f"{SURVIVAL_COUNTS}: expected cells that add up to the counts of each column")
-    return table_TER
+    return table_TR

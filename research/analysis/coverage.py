@@ -185,11 +185,13 @@ def _survival_drawn(rng: np.random.Generator, records: int) -> Columns:
 
 def _survival_held(spec: AnalysisSpec, state: Mapping[str, Any], columns: Columns) -> Held:
     found = SurvivalCurves.of(spec, dict(state))
+    ended = [0.0, *(each.high or 0.0 for each in found.censored)]
     for curve in found.curves:
         binned = 1.0
         for each in curve.bins[:-1]:  # the last one ends where nobody is left
             low, high = _ends(each)
-            binned *= 1 - _events(low, high) / _left(low)
+            gone = max(end for end in ended if end <= low)  # those censored until then count no more
+            binned *= 1 - _events(low, high) / (_left(gone) - _events(gone, low))
             yield "of times binned alike", each.low <= binned <= each.high
             yield "of exact times", each.low <= math.exp(-HAZARD * high) <= each.high
 

@@ -6,7 +6,7 @@ X = cells of the cube, missing values included, E = published counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -19,9 +19,10 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp  # type: igno
 from chorale.spec.analysis_spec import AnalysisSpec
 from research.analysis.records import Columns, described, job, last_state
 from strategies.analysis.counts import CELL_PARTS, PARTS, ROWS
-from strategies.analysis.merging import coarser_parts, numbered
+from strategies.analysis.merging import coarser_parts, numbered, split_bins
 from strategies.analysis.model_state import MODEL_PARTS
-from strategies.analysis.survival import BINS, IS_SHOWN
+from strategies.analysis.partition import Partition
+from strategies.analysis.survival import IS_SHOWN
 from strategies.base import Arrays
 
 LEAST = 10
@@ -163,15 +164,21 @@ class _Found:
         if spec.tables.is_complete:
             for column, partition in zip(spec.columns, spec.tables.partitions, strict=True):
                 everybody &= self._cube.axes[column.name] < partition.parts
-        for place in range(len(spec.columns)):
-            if place != spec.tables.group:
-                self._column(spec, state, place, everybody)
+        for place in spec.tables.described:
+            if place == spec.tables.time:
+                if not state[f"{PARTS}{place}"].any():
+                    self._equal.append(everybody)
+                    continue
+                for ending, its, axis in self._endings(spec, everybody):
+                    bins = split_bins(state[f"{PARTS}{place}"].tolist())[ending]
+                    self._column(axis, numbered(bins), spec.tables.partitions[place], its)
+            elif (parts := state.get(f"{PARTS}{place}")) is not None:
+                axis = self._cube.axes[spec.columns[place].name]
+                self._column(axis, parts.tolist(), spec.tables.partitions[place], everybody)
         if spec.tables.group is not None:
             self._tables(spec, state, everybody)
-        elif spec.tables.model is not None:
-            self._model(spec, state, everybody)
-        elif state[IS_SHOWN]:
-            self._survival(spec, state, everybody)
+        elif spec.tables.model is not None or state.get(IS_SHOWN):
+            self._joint(spec, state, everybody)
 
     def seen(self) -> Seen:
         """What is shown is not hidden."""
@@ -191,13 +198,11 @@ class _Found:
             known_X=np.zeros_like(held_X),
         )
 
-    def _column(self, spec: AnalysisSpec, state: Arrays, place: int, everybody: Mask) -> None:
+    def _column(
+        self, axis: NDArray[np.int64], parts: list[int], partition: Partition, everybody: Mask
+    ) -> None:
         """By itself. Parts that were merged held too little, each by itself and, of numbers, upwards."""
-        partition, name = spec.tables.partitions[place], spec.columns[place].name
-        parts = _parts_of(spec, state, place)
-        if parts is None:  # a model's outcome of numbers: the lowest part, and the others
-            return
-        masks = [everybody & (self._cube.axes[name] == part) for part in range(len(parts))]
+        masks = [everybody & (axis == part) for part in range(len(parts))]
         self._declared += masks
         for part in sorted(set(parts)):
             inside = [each for each, at in enumerate(parts) if at == part]
@@ -265,54 +270,60 @@ class _Found:
             cells = _cells(others, np.array(before)[axis])
             self._one_of.append([each if everybody is None else each & everybody for each in cells])
 
-    def _model(self, spec: AnalysisSpec, state: Arrays, everybody: Mask) -> None:
-        """Its joint table, finer by no step: which one is before follows from all factors together."""
+    def _joint(self, spec: AnalysisSpec, state: Arrays, everybody: Mask) -> None:
+        """The table of a model or curves. Of curves some cell of the step before is small, too; of a model
+        which one is before follows from all factors together."""
+        tables = spec.tables
         fine, used = np.zeros(len(everybody), np.int64), np.zeros(len(everybody), np.int64)
-        for place, size in zip(spec.tables.joint, spec.tables.joint_shape, strict=True):
-            axis = np.minimum(self._cube.axes[spec.columns[place].name], size - 1)
+        for place, size in zip(tables.joint, tables.joint_shape, strict=True):
+            axis = np.minimum(self._axis(spec, place), size - 1)
             parts = state.get(f"{MODEL_PARTS}{place}", np.arange(size))
             fine, used = fine * size + axis, used * size + parts[np.minimum(axis, len(parts) - 1)]
-        self._equal += [everybody & mask_X for mask_X in _cells(used)]
-        self._declared += [everybody & mask_X for mask_X in _cells(fine)]
+        for labels, into in ((used, self._equal), (fine, self._declared)):
+            masks = (everybody & mask_X for mask_X in _cells(labels))
+            into += [mask_X for mask_X in masks if mask_X.any()]
+        if tables.survival is None or tables.time is None:
+            return
+        time, group = tables.time, tables.survival.group
+        others = np.zeros_like(fine)
+        if group is not None:
+            others = state[f"{MODEL_PARTS}{group}"][
+                np.minimum(self._axis(spec, group), tables.joint_shape[1] - 1)
+            ]
+        for ending, its, axis in self._endings(spec, everybody):
+            finest, chosen = (
+                numbered(split_bins(state[f"{name}{time}"].tolist())[ending]) for name in (PARTS, MODEL_PARTS)
+            )
+            inside = np.minimum(axis, len(finest) - 1)
+            held = [its & (np.array(finest)[inside] == part) for part in range(max(finest) + 1)]
+            counts = [int(self._cube.held_X[mask_X].sum()) for mask_X in held]
+            self._step_before(
+                finest,
+                counts,
+                chosen,
+                is_ordered=True,
+                missing=None,
+                others=others,
+                axis=inside,
+                everybody=its,
+            )
 
-    def _survival(self, spec: AnalysisSpec, state: Arrays, everybody: Mask) -> None:
-        assert spec.tables.survival is not None
-        time, *others = spec.tables.survival.columns
-        axis = self._cube.axes[spec.columns[time].name]
-        fine = used = np.zeros(len(axis), np.int64)
-        for place in others:
-            other = self._cube.axes[spec.columns[place].name]
-            size = int(other.max()) + 1
-            parts = _parts_of(spec, state, place)
-            assert parts is not None
-            fine = fine * size + other
-            used = used * size + np.array(parts)[np.minimum(other, len(parts) - 1)]
-        bins_B = state[BINS]
-        inside = np.minimum(axis, len(bins_B) - 1)
-        self._equal += [
-            everybody & mask_X for mask_X in _cells(used, bins_B[inside]) if (everybody & mask_X).any()
-        ]
-        self._declared += [everybody & mask_X for mask_X in _cells(fine, axis) if (everybody & mask_X).any()]
-        finest = state[f"{PARTS}{time}"]
-        counts = [
-            int(self._cube.held_X[everybody & (finest[inside] == part)].sum())
-            for part in range(int(finest.max()) + 1)
-        ]
-        self._step_before(
-            finest.tolist(),
-            counts,
-            numbered(bins_B.tolist()),
-            is_ordered=True,
-            missing=None,
-            others=used,
-            axis=inside,
-            everybody=everybody,
-        )
+    def _axis(self, spec: AnalysisSpec, place: int) -> NDArray[np.int64]:
+        """The declared part of each cell of the cube; of a time by ending."""
+        tables, names = spec.tables, [column.name for column in spec.columns]
+        axis = self._cube.axes[names[place]]
+        if place == tables.time and tables.status is not None:
+            axis = axis + tables.partitions[place].parts * self._cube.axes[names[tables.status]]
+        return np.asarray(axis, np.int64)
 
-
-def _parts_of(spec: AnalysisSpec, state: Arrays, place: int) -> list[int] | None:
-    found = state.get(f"{PARTS}{place}")
-    return None if found is None else found.tolist()
+    def _endings(self, spec: AnalysisSpec, everybody: Mask) -> Iterator[tuple[int, Mask, NDArray[np.int64]]]:
+        """Of those censored, and of events, who they are, and the declared part of time of each."""
+        tables = spec.tables
+        assert tables.time is not None
+        assert tables.status is not None
+        time, status = (self._cube.axes[spec.columns[place].name] for place in (tables.time, tables.status))
+        for ending in range(2):
+            yield ending, everybody & (status == ending), time
 
 
 def _cells(*axes: NDArray[np.int64]) -> list[Mask]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.analysis.joint import PartsOf, margins
-from strategies.analysis.merging import coarser_parts, finest_parts
+from strategies.analysis.merging import added, chained, finest_bins, finest_parts
 from strategies.analysis.model_state import model_begun
 from strategies.analysis.partition import Partition, Tables
 from strategies.analysis.survival import survival_state
@@ -90,7 +90,7 @@ class CountsPhase(Phase):
         if self.tables.model is not None:
             state |= self._model_begun(state, joint_J)
         if self.tables.survival is not None:
-            state |= self._survival(state, self.tables.survival.columns, joint_J)
+            state |= survival_state(self.tables, joint_J, *_by_themselves(state, self.tables.factors))
         return PhaseResult(state=state)
 
     def _model_begun(self, state: Arrays, joint_J: Array) -> dict[str, Array]:
@@ -98,10 +98,6 @@ class CountsPhase(Phase):
         return model_begun(
             self.tables, joint_J, records=int(state[ROW_COUNTS][0]), finest=finest, counts=counts
         )
-
-    def _survival(self, state: Arrays, places: Sequence[int], joint_J: Array) -> dict[str, Array]:
-        finest, counts = _by_themselves(state, places)
-        return survival_state(self.tables, joint_J, finest=finest, counts=counts)
 
     def _tables(self, cells: Array) -> tuple[dict[int, Array], Array]:
         """By place of the column, (G, P); and the joint table of a model or a survival curve, (J,), or ()."""
@@ -124,21 +120,14 @@ def _by_themselves(state: Arrays, places: Sequence[int]) -> tuple[PartsOf, Parts
 
 
 def by_itself(counts_P: Array, partition: Partition, least: int) -> list[int]:
+    if partition.by_ending:
+        return finest_bins(counts_P.tolist(), least)
     return finest_parts(
         counts_P.tolist(),
         is_ordered=partition.is_ordered,
         least=least,
         has_missing=partition.has_missing,
     )
-
-
-def chained(table_RP: Array, parts: Sequence[int], partition: Partition, least: int) -> list[int]:
-    """The first parts of the column, from its finest ones on, of which each cell holds enough."""
-    counts = added(added(table_RP, [0] * len(table_RP))[0], parts).tolist()
-    is_alone = partition.has_missing and parts.count(parts[-1]) == 1
-    missing = parts[-1] if is_alone else None
-    steps = coarser_parts(parts, counts, is_ordered=partition.is_ordered, missing=missing)
-    return next(step for step in steps if (added(table_RP.T, step) >= least).all())
 
 
 def _is_joint(tables: Tables, joint_J: Array, table_of: Mapping[int, Array]) -> bool:
@@ -152,10 +141,3 @@ def _is_joint(tables: Tables, joint_J: Array, table_of: Mapping[int, Array]) -> 
 def _in_joint(tables: Tables, place: int, size: int) -> list[int]:
     """The part of the joint table that each declared one is in."""
     return [min(part, size - 1) for part in range(tables.partitions[place].size)]
-
-
-def added(numbers_N: Array, parts: Sequence[int]) -> Array:
-    """Numbers added by the part that each place of the first axis is in. Shapes: (N, ...) -> (parts, ...)."""
-    found = np.zeros((max(parts) + 1, *numbers_N.shape[1:]), numbers_N.dtype)
-    np.add.at(found, np.asarray(parts), numbers_N)
-    return found

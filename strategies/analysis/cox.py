@@ -1,13 +1,14 @@
 """Partial likelihood of a Cox model whose times are binned, from sums by stratum, bin and ending.
 
-Records of a bin are tied: its events are of all who end in it or later (Efron, "The Efficiency of Cox's
-Likelihood Function for Censored Data", 1977; Breslow, "Covariance Analysis of Censored Survival Data", 1974).
-Silos sum the moments w (1, x) (1, x)' of records, with w = exp((x - c) b), by the published bin in which they
-end; those at risk follow. Whether coefficients change with time: Grambsch and Therneau, "Proportional Hazards
-Tests and Diagnostics Based on Weighted Residuals", 1994, with the variance of the whole fit.
+Events of a bin are tied (Efron, "The Efficiency of Cox's Likelihood Function for Censored Data", 1977;
+Breslow, "Covariance Analysis of Censored Survival Data", 1974). At risk in it are those with an event in it
+or later, and those censored in a bin of theirs that does not end before it begins. Silos sum the moments
+w (1, x) (1, x)' of records, with w = exp((x - c) b), by the published bin in which they end; those at risk
+follow. Whether coefficients change with time: Grambsch and Therneau, "Proportional Hazards Tests and
+Diagnostics Based on Weighted Residuals", 1994, with the variance of the whole fit.
 
-S = strata, B = bins, both as declared, E = 2: censored, event; P = columns of the design, Q = P + 1,
-U = Q (Q + 1) / 2, D = events of one bin and stratum.
+S = strata, B = parts of time, both as declared, T = 2 B: bins of those censored, then of events, of which the
+first are used; P = columns of the design, Q = P + 1, U = Q (Q + 1) / 2, D = events of one bin and stratum.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.analysis.counts import PART_COUNTS
+from strategies.analysis.counts import PART_COUNTS, PARTS
 from strategies.analysis.design import NUMBER, design_of
-from strategies.analysis.model_state import COEFFICIENTS
+from strategies.analysis.merging import first_at_risk
+from strategies.analysis.model_state import COEFFICIENTS, MODEL_PARTS, events_in
 from strategies.analysis.model_sums import (
     BEYOND,
     Fit,
@@ -36,7 +38,7 @@ from strategies.base import Array, Arrays, FloatArray, PhaseContext, total_of
 from strategies.exact import logarithm, product, total
 
 MOMENTS, EVENTS, EVENT_SUMS = "cox_moments", "cox_events", "cox_event_sums"
-ENDINGS, EVENT = 2, 1
+ENDINGS = 2
 FARTHEST = 10.0  # linear predictors, from that of mean numbers: a hazard 22,000 times as high
 HIGHEST = 22026.465794806718  # e to it
 MEAN_WEIGHT = 16.0  # of a silo's records at most: a higher bound costs digits
@@ -48,7 +50,7 @@ def cells_of(tables: Tables) -> tuple[int, int]:
     model = _model(tables)
     assert model.time is not None
     strata = math.prod(tables.partitions[place].size for place in model.strata)
-    return strata, tables.partitions[model.time].size
+    return strata, tables.partitions[model.time].parts
 
 
 def numbers_of(tables: Tables) -> int:
@@ -59,7 +61,7 @@ def numbers_of(tables: Tables) -> int:
 
 
 def cox_quantities(tables: Tables, context: PhaseContext) -> tuple[Quantity, ...]:
-    """Shapes: (S B E, U), (S B,), (B, P) and (). Sizes follow from the job, not from the published parts."""
+    """Shapes: (S T, U), (S B,), (B, P) and (). Sizes follow from the job, not from the published parts."""
     (strata, bins), size = cells_of(tables), len(design_of(tables))
     cells = strata * bins
     return (
@@ -95,12 +97,17 @@ def cox_fit(
 ) -> Fit | None:
     """None of sums that no records give."""
     model, (strata, bins) = _model(tables), cells_of(tables)
+    assert model.time is not None
+    parts = context.state[f"{MODEL_PARTS}{model.time}"].tolist()
+    first, at_risk_from = parts[bins], first_at_risk(parts)
     error = rounding_error(quantities[0], context.members)
-    moments_SBEQQ = _unfolded(np.asarray(sums[MOMENTS], np.float64), strata, bins)
-    events_SB = np.asarray(sums[EVENTS], np.int64).reshape(strata, bins)
-    residual_BP = np.asarray(sums[EVENT_SUMS], np.float64).copy()
-    known = int(context.state[f"{PART_COUNTS}{model.outcome}"][EVENT])
-    if not _has_known_events(events_SB, known) or not _are_moments(moments_SBEQQ, events_SB, error):
+    moments_STQQ = _unfolded(np.asarray(sums[MOMENTS], np.float64), strata)
+    used = len(at_risk_from)
+    events_SB = np.asarray(sums[EVENTS], np.int64).reshape(strata, bins)[:, :used]
+    residual_BP = np.asarray(sums[EVENT_SUMS], np.float64)[:used].copy()
+    counted = (context.state[f"{name}{model.time}"].tolist() for name in (PARTS, PART_COUNTS))
+    known = events_in(*counted)
+    if not _has_known_events(events_SB, known) or not _are_moments(moments_STQQ, events_SB, first, error):
         return None
     events_B = np.asarray(total(events_SB.astype(np.float64)))
     room = rounding_error(quantities[2], context.members) + ROUNDED_AT * known
@@ -113,10 +120,13 @@ def cox_fit(
     addends = strata * bins * ENDINGS
     information_error = likelihood_error = 0.0
     for stratum in range(strata):
-        at_risk_QQ = np.zeros(moments_SBEQQ.shape[-2:])
-        for place in reversed(range(bins)):
-            censored_QQ, event_QQ = moments_SBEQQ[stratum, place]
-            at_risk_QQ = at_risk_QQ + (censored_QQ + event_QQ)
+        at_risk_QQ, left = np.zeros(moments_STQQ.shape[-2:]), first
+        for place in reversed(range(used)):
+            event_QQ = moments_STQQ[stratum, first + place]
+            at_risk_QQ = at_risk_QQ + event_QQ
+            while left > at_risk_from[place]:
+                left -= 1
+                at_risk_QQ = at_risk_QQ + moments_STQQ[stratum, left]
             events = int(events_SB[stratum, place])
             if events == 0:
                 continue
@@ -195,14 +205,14 @@ def _trend(residual_BP: FloatArray, events_B: FloatArray, trend: Trend) -> Float
     return np.asarray(total(apart_B[:, None] * residual_BP) * math.sqrt(count / spread))
 
 
-def _unfolded(moments_CU: FloatArray, strata: int, bins: int) -> FloatArray:
-    """Whole matrices of upper triangles. Shapes: -> (S, B, E, Q, Q)."""
+def _unfolded(moments_CU: FloatArray, strata: int) -> FloatArray:
+    """Whole matrices of upper triangles. Shapes: (S T, U) -> (S, T, Q, Q)."""
     size = (math.isqrt(8 * moments_CU.shape[1] + 1) - 1) // 2
     rows_U, columns_U = np.triu_indices(size)
     found_CQQ = np.zeros((len(moments_CU), size, size))
     found_CQQ[:, rows_U, columns_U] = moments_CU
     found_CQQ[:, columns_U, rows_U] = moments_CU
-    return found_CQQ.reshape(strata, bins, ENDINGS, size, size)
+    return found_CQQ.reshape(strata, -1, size, size)
 
 
 def _has_known_events(events_SB: Array, known: int) -> bool:
@@ -214,17 +224,18 @@ def _has_known_events(events_SB: Array, known: int) -> bool:
     return left == 0 and min(counts) >= 0
 
 
-def _are_moments(moments_SBEQQ: FloatArray, events_SB: Array, error: float) -> bool:
-    """Whether each matrix is one of (1, x) from -1 to 1 and weights in their bounds, and of its events."""
-    for stratum, place in np.ndindex(events_SB.shape):
-        events = float(events_SB[stratum, place])
-        for ending_QQ in moments_SBEQQ[stratum, place]:
-            room = error + ROUNDED_AT * abs(float(ending_QQ[0, 0]))
-            if (np.abs(ending_QQ) > ending_QQ[0, 0] + room).any() or not is_of_squares(ending_QQ, room):
-                return False
-        if moments_SBEQQ[stratum, place, EVENT, 0, 0] > (1.0 + ROUNDED_AT) * HIGHEST * events + error:
+def _are_moments(moments_STQQ: FloatArray, events_SB: Array, first: int, error: float) -> bool:
+    """Whether each matrix is one of (1, x) from -1 to 1 and weights in their bounds, and of its events.
+
+    first: bin of events.
+    """
+    for stratum, place in np.ndindex(moments_STQQ.shape[:2]):
+        bin_QQ = moments_STQQ[stratum, place]
+        room = error + ROUNDED_AT * abs(float(bin_QQ[0, 0]))
+        if (np.abs(bin_QQ) > bin_QQ[0, 0] + room).any() or not is_of_squares(bin_QQ, room):
             return False
-    return True
+    weight_SB = moments_STQQ[:, first : first + events_SB.shape[1], 0, 0]
+    return not (weight_SB > (1.0 + ROUNDED_AT) * HIGHEST * events_SB + error).any()
 
 
 def _sum(value_D: FloatArray) -> float:

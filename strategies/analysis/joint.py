@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.analysis.merging import coarser_parts
+from strategies.analysis.merging import added, chained_bins, coarser_parts, split_bins
 from strategies.analysis.partition import Tables
 from strategies.base import Array
 
@@ -23,11 +23,7 @@ PartsOf = Mapping[int, Sequence[int]]  # by place of a column, the published par
 
 def margins(tables: Tables, count_J: Array) -> dict[int, Array]:
     """Of each column by itself, (P,); (2,) of the outcome."""
-    found = {}
-    for place, size, axis in zip(tables.joint, tables.joint_shape, _axes(tables), strict=True):
-        found[place] = np.zeros(size, np.int64)
-        np.add.at(found[place], axis, count_J)
-    return found
+    return {place: added(count_J, axis) for place, axis in zip(tables.joint, _axes(tables), strict=True)}
 
 
 def joint_rows(tables: Tables, parts_of: PartsOf) -> NDArray[np.int64]:
@@ -51,23 +47,33 @@ def model_parts(
     """The first parts, from the finest on, of which each joint cell holds enough; None where there are none.
 
     finest, counts: of each factor by itself. The outcome is never merged: it has two parts, or no model. Bins
-    of time come last, of the parts that the other factors have in one bin; with one there is no model.
+    of time are merged by the parts of the other factors; in a model two hold events, or these merge on.
     """
-    in_one = {} if tables.time is None else {tables.time: [0] * len(finest[tables.time])}
-    steps = ({**parts_of, **in_one} for parts_of in _steps(tables, finest, counts))
-    found = next((each for each in steps if _is_filled(tables, count_J, each)), None)
-    if found is None or tables.time is None:
-        return found
-    chain = coarser_parts(finest[tables.time], counts[tables.time], is_ordered=True, missing=None)
-    binned = ({**found, tables.time: bins} for bins in chain if max(bins) > 0)
-    return next((each for each in binned if _is_filled(tables, count_J, each)), None)
+    time = tables.time
+    for parts_of in _steps(tables, finest, counts):
+        if time is not None:
+            parts_of = {**parts_of, time: _bins(tables, count_J, parts_of, finest[time])}
+        if not (held_in(tables, count_J, parts_of) >= tables.min_cell).all():
+            continue
+        if time is None or tables.model is None or max(split_bins(parts_of[time])[1]) > 0:
+            return parts_of
+    return None
 
 
-def _is_filled(tables: Tables, count_J: Array, parts_of: PartsOf) -> bool:
-    row_J = joint_rows(tables, parts_of)
-    held = np.zeros(int(row_J.max()) + 1, np.int64)
-    np.add.at(held, row_J, count_J)
-    return bool((held >= tables.min_cell).all())
+def _bins(tables: Tables, count_J: Array, parts_of: PartsOf, finest: Sequence[int]) -> list[int]:
+    """The first of each ending of which each cell with these parts holds enough; one each where none do."""
+    assert tables.time is not None
+    size = len(finest)
+    table_PR = held_in(tables, count_J, {**parts_of, tables.time: range(size)}).reshape(size, -1)
+    endings = [0] * (size // 2) + [1] * (size // 2)
+    if (added(table_PR, endings) < tables.min_cell).any():
+        return endings
+    return chained_bins(table_PR.T, finest, tables.partitions[tables.time], tables.min_cell)
+
+
+def held_in(tables: Tables, count_J: Array, parts_of: PartsOf) -> Array:
+    """Records of each published cell, time first. Shapes: -> (cells,)."""
+    return added(count_J, joint_rows(tables, parts_of))
 
 
 def _steps(tables: Tables, finest: PartsOf, counts: Mapping[int, Sequence[int]]) -> Iterator[PartsOf]:

@@ -3,11 +3,19 @@
 Which part another one joins follows from their places, or from counts that are published: were it the smaller
 one by hidden counts, 10 beside a merged 19 would say that the 19 are 9 and 10. Counts are of the declared
 parts, missing values last. Source: docs/decisions/0041-analysis.md.
+
+R = rows of a table, P = parts of its column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from strategies.analysis.partition import Partition
+from strategies.base import Array
 
 
 def finest_parts(
@@ -49,6 +57,72 @@ def coarser_parts(
         joined, gone = sorted((smallest, min(near, key=held.__getitem__)))
         blocks[joined] += blocks.pop(gone)
         held[joined] += held.pop(gone)
+
+
+def chained(table_RP: Array, parts: Sequence[int], partition: Partition, least: int) -> list[int]:
+    """The first parts of a column, from its finest ones on, of which each cell of its table holds enough, as
+    each of its rows does."""
+    counts = added(added(table_RP, [0] * len(table_RP))[0], parts).tolist()
+    missing = parts[-1] if partition.has_missing and parts.count(parts[-1]) == 1 else None
+    steps = coarser_parts(parts, counts, is_ordered=partition.is_ordered, missing=missing)
+    return next(step for step in steps if (added(table_RP.T, step) >= least).all())
+
+
+def finest_bins(counts: Sequence[int], least: int) -> list[int]:
+    """As `finest_parts` of a time by ending: of those censored, then of events. One part where either are too
+    few."""
+    half = len(counts) // 2
+    if (added(np.array(counts), [0] * half + [1] * half) < least).any():
+        return [0] * len(counts)
+    return side_by_side(
+        finest_parts(run, is_ordered=True, least=least, has_missing=False)
+        for run in (counts[:half], counts[half:])
+    )
+
+
+def chained_bins(table_RP: Array, bins: Sequence[int], partition: Partition, least: int) -> list[int]:
+    """As `chained` of a time by ending: those censored, and events, each by themselves."""
+    half = len(bins) // 2
+    return side_by_side(
+        chained(table_RP[:, run], numbered(bins[run]), partition, least)
+        for run in (slice(half), slice(half, None))
+    )
+
+
+def side_by_side(runs: Iterable[Sequence[int]]) -> list[int]:
+    """Parts of a time by ending. runs: of those censored, and of events, each numbered from 0 on."""
+    return numbered([(ending, part) for ending, run in enumerate(runs) for part in run])
+
+
+def split_bins(bins: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Of each declared part of a time the bin of those censored, and of events, each numbered from 0 on."""
+    half = len(bins) // 2
+    return [*bins[:half]], [each - bins[half] for each in bins[half:]]
+
+
+def are_bins(bins: Sequence[int]) -> bool:
+    """Whether they are neighbors, numbered in their order, and none is of both endings."""
+    half = len(bins) // 2
+    steps = [after - before for before, after in pairwise(bins)]
+    return bins[0] == 0 and steps[half - 1] == 1 and all(step in (0, 1) for step in steps)
+
+
+def first_at_risk(bins: Sequence[int]) -> list[int]:
+    """Of each bin of events the first bin of those censored that does not end before it begins: they are at
+    risk in it, as are those of all later ones."""
+    censored, events = split_bins(bins)
+    found: dict[int, int] = {}
+    for event, each in zip(events, censored, strict=True):
+        found.setdefault(event, each)
+    return [*found.values()]
+
+
+def added(numbers_N: Array, parts: Sequence[int] | Array) -> Array:
+    """Numbers added by the part that each place of the first axis is in. Shapes: (N, ...) -> (parts, ...)."""
+    part_N = np.asarray(parts)
+    found = np.zeros((int(part_N.max()) + 1, *numbers_N.shape[1:]), numbers_N.dtype)
+    np.add.at(found, part_N, numbers_N)
+    return found
 
 
 def numbered(labels: Sequence[Hashable]) -> list[int]:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from crypto.errors import ConfigError
 from strategies.analysis.design import design_of, has_coefficient
-from strategies.analysis.joint import PartsOf, margins, model_parts
-from strategies.analysis.partition import Family, Tables
+from strategies.analysis.joint import PartsOf, model_parts
+from strategies.analysis.partition import Tables
 from strategies.base import Array, Arrays
 
 STATUS = "method/model_status"  # () uint8, of Status
@@ -48,7 +48,7 @@ class Status(IntEnum):
     CONVERGED = 1
     NOT_CONVERGED = 2
     SEPARATED = 3  # perhaps: some coefficients grow from step to step, while the fit hardly changes
-    SMALL_CELLS = 4  # the outcome has a small part, or of a Cox model a bin, or no term is left
+    SMALL_CELLS = 4  # the outcome has a small part, events of a Cox model one bin, or no term is left
     MANY_PARAMETERS = 5
     DOMINATED = 6  # a value may stand out of its column, or of a joint cell
     COLLINEAR = 7
@@ -75,6 +75,14 @@ def used_in(tables: Tables, state: Arrays) -> NDArray[np.bool_]:
     return has_coefficient(design_of(tables), parts_in(tables, state))
 
 
+def events_in(bins: Sequence[int], counts: Sequence[int]) -> int:
+    """Of a time by ending, by itself; all records where either ending is too rare."""
+    found = 0
+    for count in counts[bins[len(bins) // 2] :]:
+        found += count
+    return found
+
+
 def bears(records: int, parameters: int) -> bool:
     """Whether so many records, or patients, are enough."""
     return PARAMETER_SHARE * parameters <= records and parameters + LEAST_FREEDOM <= records
@@ -99,9 +107,8 @@ def model_begun(
     parts_of = in_one if found is None else found
     parameters = int(np.count_nonzero(has_coefficient(design, parts_of)))
     status = Status.SMALL_CELLS if found is None or not parameters else Status.RUNNING
-    assert tables.model is not None
-    if tables.model.family is Family.COX:
-        records = int(margins(tables, count_J)[tables.model.outcome][1])
+    if tables.time is not None:
+        records = events_in(finest[tables.time], counts[tables.time])
     if status is Status.RUNNING and not bears(records, parameters):
         status = Status.MANY_PARAMETERS
     if status.is_withheld:

@@ -12,12 +12,14 @@ class Partition:
     """parts: declared ones; behind them stands one further part, of missing and implausible values. edges: of
     a column of numbers, one more than parts, rising; empty of categories. has_mean: whether values are
     summed, too, as z from -1 to 1 between the outermost edges. has_missing: False where records without a
-    value are left out, and there is no further part."""
+    value are left out, and there is no further part. by_ending: of a time, its parts of records that are
+    censored count apart from those of events, which follow them."""
 
     parts: int
     edges: tuple[float, ...] = ()
     has_mean: bool = False
     has_missing: bool = True
+    by_ending: bool = False
 
     @property
     def is_ordered(self) -> bool:
@@ -26,7 +28,7 @@ class Partition:
     @property
     def size(self) -> int:
         """P, missing values included."""
-        return self.parts + self.has_missing
+        return self.parts * (1 + self.by_ending) + self.has_missing
 
 
 class Family(StrEnum):
@@ -82,10 +84,6 @@ class Survival:
     status: int
     group: int | None
 
-    @property
-    def columns(self) -> tuple[int, ...]:
-        return (self.time, self.status, *(() if self.group is None else (self.group,)))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
@@ -109,8 +107,8 @@ class Tables:
 
     @property
     def described(self) -> tuple[int, ...]:
-        """Places of the columns that have a table, all but the group."""
-        return tuple(place for place in range(len(self.partitions)) if place != self.group)
+        """Places of the columns that have a table: all but the group, and the status that a time is by."""
+        return tuple(place for place in range(len(self.partitions)) if place not in (self.group, self.status))
 
     @property
     def group_size(self) -> int:
@@ -135,15 +133,15 @@ class Tables:
     def joint(self) -> tuple[int, ...]:
         """Places of a model's columns that have one joint table, the last of them running fastest: those with
         categories, and the outcome but of a linear model. Of a Poisson model it counts as two parts, the
-        lowest and the others: were it 0 in all but a few records of a cell, its sum would tell of these. The
-        time of a Cox model is one of them. All of a survival curve's."""
-        if self.survival is not None:
-            return self.survival.columns
-        return tuple(
+        lowest and the others: were it 0 in all but a few records of a cell, its sum would tell of these. A
+        time by ending comes first."""
+        found = (
             place
             for place, each in enumerate(self.partitions)
-            if not each.is_ordered or place == self.time or (self._is_outcome(place) and self._is_poisson)
+            if place != self.status
+            and (not each.is_ordered or each.by_ending or (self._is_outcome(place) and self._is_poisson))
         )
+        return tuple(sorted(found, key=lambda place: not self.partitions[place].by_ending))
 
     @property
     def factors(self) -> tuple[int, ...]:
@@ -161,8 +159,15 @@ class Tables:
 
     @property
     def time(self) -> int | None:
-        """Place of a Cox model's time."""
-        return None if self.model is None else self.model.time
+        """Place of the time of survival curves or a Cox model."""
+        return next((place for place, each in enumerate(self.partitions) if each.by_ending), None)
+
+    @property
+    def status(self) -> int | None:
+        """Place of the column that says how it ended."""
+        if self.survival is not None:
+            return self.survival.status
+        return None if self.time is None or self.model is None else self.model.outcome
 
     @property
     def _is_poisson(self) -> bool:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.analysis.counts import added, by_itself, chained
+from strategies.analysis.counts import by_itself
+from strategies.analysis.merging import added, chained
 from strategies.analysis.partition import Partition
 from strategies.base import Array, PhaseContext
 from strategies.figure import flat_figures

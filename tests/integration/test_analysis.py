@@ -14,6 +14,7 @@ import pytest
 import yaml
 from statsmodels.duration.hazard_regression import PHReg
 
+from tests.support.analyses import binned
 from tests.support.federation import LocalFederation, Settings
 
 MG_PER_MMOL = 38.67  # of cholesterol
@@ -247,11 +248,13 @@ def test_survival_curves_and_cox_models_of_real_silos_are_those_of_the_pooled_re
         expected *= 1 - sum(ended) / sum(months >= low for months, *_ in pooled)
         left[f"{low} to {high}"] = expected
     assert figures(results[0], "months", "survival") == pytest.approx(left, rel=1e-12)
-    # of the last bin, 8 events of one arm: it joins the one before
-    bin_N = np.searchsorted(EDGES[:-2], [months for months, *_ in pooled], side="right")
-    is_dead_N = np.array([is_dead for _, is_dead, *_ in pooled])
+    # of the last bin, 8 events of one arm: they join the one before
+    month_N, is_dead_N = (np.array([each[place] for each in pooled]) for place in (0, 1))
+    last = len(EDGES) - 2
+    bins = [*range(last + 1), *range(last + 1, 2 * last + 1), 2 * last]
+    time_N = binned(month_N.tolist(), is_dead_N.tolist(), edges=EDGES, bins=bins)
     design_NP = np.array([[age, arm == "treated"] for *_, age, arm in pooled], np.float64)
-    fit = PHReg(bin_N, design_NP, status=is_dead_N, ties="efron").fit(method="newton")
+    fit = PHReg(time_N, design_NP, status=is_dead_N, ties="efron").fit(method="newton")
     found = figures(results[1], "state", "coefficient", "model")
     assert [*found.values()] == pytest.approx(fit.params.tolist(), abs=1e-6)
 

@@ -222,10 +222,13 @@ def _check_survival(found: list[dict[str, Any]], text: str, pooled: list[dict[st
     assert f"survival, months to state dead by arm: {len(complete)} complete records" in text
     left, apart, variance = {"placebo": 1.0, "treated": 1.0}, 0.0, 0.0
     curves: dict[str, list[float]] = {arm: [] for arm in left}
-    ends = _bins(found)
+    ends, censored = _bins(found), re.search(r"until the end of their bin: ([^.]*)\.", " ".join(text.split()))
+    assert censored is not None
+    until = [int(end) for end in re.findall(r" to (\d+)", censored[1])]
     for low, high in pairwise(ends):
         at_risk = {
-            arm: [each for each in complete if each["arm"] == arm and _ends(each) >= low] for arm in left
+            arm: [each for each in complete if each["arm"] == arm and _is_at_risk(each, low, until)]
+            for arm in left
         }
         dead = {
             arm: sum(each["state"] == "dead" and _ends(each) < high for each in at_risk[arm]) for arm in left
@@ -247,12 +250,19 @@ def _check_survival(found: list[dict[str, Any]], text: str, pooled: list[dict[st
 
 
 def _bins(found: list[dict[str, Any]]) -> list[int]:
-    """Ends of the published bins: those with few deaths, or few who left, are merged."""
+    """Ends of the published bins: those with few deaths are merged."""
     parts = dict.fromkeys(each["part"] for each in found if each["figure"] == "survival")
     ends = [0, *(int(part.rpartition(" ")[2]) for part in parts)]
     assert ends == sorted(set(ends) & {0, 3, 6, 12, 18, 24, 36, 120})
     assert len(ends) > 4
     return ends
+
+
+def _is_at_risk(record: dict[str, str], low: int, until: list[int]) -> bool:
+    """until: where bins of those censored end."""
+    if record["state"] == "dead":
+        return _ends(record) >= low
+    return next(end for end in until if _ends(record) < end) > low
 
 
 def _ends(record: dict[str, str]) -> float:

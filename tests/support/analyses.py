@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chorale.job import Job, SignedJob
 from chorale.spec.analysis_spec import AnalysisSpec, first_digest
@@ -74,6 +75,21 @@ def read(folder: Path, job: Job, parts: Sequence[Rows], *, unit: str | None = No
         assert isinstance(job.spec, AnalysisSpec)
         found.append(load_table(settings, job.spec))
     return found
+
+
+def binned(
+    time_N: Sequence[float], is_event_N: Sequence[bool], *, edges: Sequence[float], bins: Sequence[int]
+) -> NDArray[np.int64]:
+    """Times as a curve or a Cox model counts them, in places of declared bins: events at the first one of
+    their bin, records that are censored at the last one of theirs. bins: of each, those censored first."""
+    last = len(edges) - 2
+    place_N = np.minimum(np.searchsorted(edges, time_N, side="right") - 1, last)
+    found = []
+    for place, is_event in zip(place_N.tolist(), is_event_N, strict=True):
+        mine = bins[last + 1 :] if is_event else bins[: last + 1]
+        inside = [each for each in range(last + 1) if mine[each] == mine[place]]
+        found.append(inside[0] if is_event else inside[-1])
+    return np.array(found)
 
 
 def states_of(job: Job, tables: Sequence[DescribedTable]) -> list[tuple[str, Arrays]]:

@@ -145,6 +145,21 @@ ANALYSES: Mapping[str, Mapping[str, Any]] = {
         "columns": summed_records.columns(("pulse", "rate", "weight")),
         "correlations": True,
     },
+    "analysis_survival": {
+        "columns": summed_records.columns(("age", "ill", "pain")),
+        "survival": {"time": "age", "status": "ill", "group": "pain"},
+    },
+    "analysis_cox": {
+        "columns": summed_records.columns(("ill", "age", "pulse", "ward")),
+        "model": {
+            "outcome": "ill",
+            "family": "cox",
+            "time": "age",
+            "terms": (("pulse",),),
+            "strata": ("ward",),
+            "iterations": 3,
+        },
+    },
 }
 
 

@@ -16,13 +16,14 @@ from silo_agent.training.analysis.cells import cell_counts, cell_values
 from silo_agent.training.analysis.model import FIRST_MEAN
 from silo_agent.training.analysis.table import DescribedTable
 from strategies.analysis.counts import CELLS, ROWS
+from strategies.analysis.cox import ENDINGS, EVENT_SUMS, EVENTS, MOMENTS, cells_of, center_of
 from strategies.analysis.design import NUMBER, design_of
 from strategies.analysis.model_state import COEFFICIENTS, ITERATIONS, MODEL_PARTS, used_in
 from strategies.analysis.model_sums import BEYOND
-from strategies.analysis.partition import Family
+from strategies.analysis.partition import Family, Tables
 from strategies.analysis.regression import GRADIENT, INFORMATION, LIKELIHOODS, OUTER
-from strategies.analysis.values import NUMBERS, SCORES, SHOWN, SQUARES, SUMS, standard_of
-from strategies.base import Array, Arrays
+from strategies.analysis.values import MEANS, NUMBERS, SCORES, SHOWN, SQUARES, SUMS, standard_of
+from strategies.base import Array, Arrays, FloatArray
 from strategies.exact import exponential, logarithm, product, total
 
 RECORDS = 1000
@@ -81,6 +82,8 @@ def sums(spec: AnalysisSpec, state: Arrays) -> dict[str, Array]:
         return _of_model(spec, state)
     if spec.correlations:
         return _of_correlations(spec, state)
+    if spec.survival is not None:
+        return cell_counts(_table(spec), spec.tables)
     tables, names = spec.tables, [column.name for column in spec.columns]
     group_N = np.zeros(RECORDS, np.int64) if spec.group is None else parts(spec.group)
     cells = []
@@ -103,7 +106,7 @@ def _of_model(spec: AnalysisSpec, state: Arrays) -> dict[str, Array]:
     """Counts and values as silos sum them, without a rounded digit; of a step by exact operations."""
     tables, table = spec.tables, _table(spec)
     found = {**cell_counts(table, tables), **cell_values(table, tables, state)}
-    if COEFFICIENTS not in state:
+    if f"{MEANS}{tables.measured[0]}" not in state:
         return found
     design = design_of(tables)
     design_NP = np.ones((table.records, len(design)))
@@ -113,6 +116,8 @@ def _of_model(spec: AnalysisSpec, state: Arrays) -> dict[str, Array]:
             z_N = table.z_NK[:, tables.measured.index(place)] if published_N is None else published_N == part
             design_NP[:, column] *= z_N
     design_NP = np.where(used_in(tables, state), design_NP, 0.0)
+    if tables.time is not None:
+        return found | _of_cox(tables, table, state, design_NP)
     predictor_N = product(design_NP, state[COEFFICIENTS][:, None])[:, 0]
     assert tables.model is not None
     outcome, family = tables.model.outcome, tables.model.family
@@ -157,6 +162,37 @@ def _of_correlations(spec: AnalysisSpec, state: Arrays) -> dict[str, Array]:
     return {SCORES: total(score_NK[:, one] * score_NK[:, other])}
 
 
+def _of_cox(tables: Tables, table: DescribedTable, state: Arrays, design_NP: FloatArray) -> dict[str, Array]:
+    """With strata."""
+    assert tables.model is not None
+    assert tables.time is not None
+    (stratum,) = tables.model.strata
+    (strata, bins), size = cells_of(tables), design_NP.shape[1]
+    bins_T = state[f"{MODEL_PARTS}{tables.time}"]
+    bin_N = bins_T[table.parts_NC[:, tables.time]]
+    stratum_N = state[f"{MODEL_PARTS}{stratum}"][table.parts_NC[:, stratum]]
+    apart_NP = design_NP - center_of(tables, state)
+    weight_N = exponential(product(apart_NP, state[COEFFICIENTS][:, None])[:, 0])
+    with_one_NQ = np.column_stack([np.ones(table.records), design_NP])
+    moments_CQQ = np.zeros((strata * bins * ENDINGS, size + 1, size + 1))
+    for cell in range(len(moments_CQQ)):
+        is_in_N = stratum_N * bins * ENDINGS + bin_N == cell
+        its_NQ = with_one_NQ[is_in_N]
+        if len(its_NQ):
+            moments_CQQ[cell] = product(its_NQ.T, weight_N[is_in_N, None] * its_NQ)
+    is_event_N = bin_N >= bins_T[bins]
+    event_N = bin_N[is_event_N] - bins_T[bins]
+    sum_BP = np.zeros((bins, size))
+    np.add.at(sum_BP, event_N, design_NP[is_event_N])
+    rows_U, columns_U = np.triu_indices(size + 1)
+    return {
+        MOMENTS: moments_CQQ[:, rows_U, columns_U],
+        EVENTS: np.bincount(stratum_N[is_event_N] * bins + event_N, minlength=strata * bins),
+        EVENT_SUMS: sum_BP,
+        BEYOND: np.zeros((), np.int64),
+    }
+
+
 def _table(spec: AnalysisSpec) -> DescribedTable:
     """Of the complete records. Each z is a multiple of 1/128."""
     z_KN = []
@@ -165,4 +201,5 @@ def _table(spec: AnalysisSpec) -> DescribedTable:
         half = (ends[-1] - ends[0]) / 2.0
         z_KN.append((values(spec.columns[place].name)[0] - ends[0] - half) / half)
     parts_NC = np.stack([parts(column.name) for column in spec.columns], axis=1)
-    return DescribedTable(parts_NC=parts_NC, z_NK=np.stack(z_KN, axis=1), name="ward").complete(spec.tables)
+    z_NK = np.stack(z_KN, axis=1) if z_KN else np.zeros((RECORDS, 0))
+    return DescribedTable(parts_NC=parts_NC, z_NK=z_NK, name="ward").complete(spec.tables)

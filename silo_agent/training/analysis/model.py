@@ -1,7 +1,7 @@
 """What a silo adds to the sums of a model, at the state's coefficients.
 
 N = records, B = records of one block, P = columns of the design, K = measured columns. Of a Cox
-model Q as in strategies/analysis/cox.py, C = cells of stratum, bin and ending.
+model Q as in strategies/analysis/cox.py, C = strata by bins of both endings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from silo_agent.training.analysis.patients import owners
 from silo_agent.training.analysis.table import DescribedTable
 from strategies.analysis.cox import (
     ENDINGS,
-    EVENT,
     EVENT_SUMS,
     EVENTS,
     FARTHEST,
@@ -28,6 +27,7 @@ from strategies.analysis.cox import (
     center_of,
 )
 from strategies.analysis.design import Product, design_of
+from strategies.analysis.merging import are_bins
 from strategies.analysis.model_state import (
     BLOCKS,
     COEFFICIENTS,
@@ -120,11 +120,12 @@ def model_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last:
 
 
 def _cox_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last: bool) -> dict[str, Array]:
-    """By published bin and stratum, of which the first places are used."""
+    """By stratum and published bin."""
     model, (strata, bins), size = tables.model, cells_of(tables), len(design_of(tables))
     assert model is not None
     assert model.time is not None
     moments_CQQ = np.zeros((strata * bins * ENDINGS, size + 1, size + 1))
+    bins_T = state[MODEL_PARTS + str(model.time)]
     events, sum_BP, beyond = np.zeros(strata * bins, np.int64), np.zeros((bins, size)), 0
     status = status_in(state)
     if not status.is_withheld and (is_last or status is Status.RUNNING):
@@ -141,14 +142,15 @@ def _cox_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last: 
             for place in model.strata:
                 published_P = state[MODEL_PARTS + str(place)]
                 stratum_B = stratum_B * len(published_P) + published_P[parts_BC[:, place]]
-            bin_B = state[MODEL_PARTS + str(model.time)][parts_BC[:, model.time]]
-            is_event_B = parts_BC[:, model.outcome] == EVENT
-            cell_B = (stratum_B * bins + bin_B) * ENDINGS + is_event_B
+            bin_B = bins_T[parts_BC[:, model.time]]
+            is_event_B = bin_B >= bins_T[bins]
+            cell_B = stratum_B * bins * ENDINGS + bin_B
             for cell in np.unique(cell_B):
                 its_BQ = with_one_BQ[cell_B == cell]
                 moments_CQQ[cell] += its_BQ.T @ (weight_B[cell_B == cell, None] * its_BQ)
-            events += np.bincount(cell_B[is_event_B] // ENDINGS, minlength=len(events))
-            np.add.at(sum_BP, bin_B[is_event_B], design_BP[is_event_B])
+            event_B = bin_B[is_event_B] - bins_T[bins]
+            events += np.bincount(stratum_B[is_event_B] * bins + event_B, minlength=len(events))
+            np.add.at(sum_BP, event_B, design_BP[is_event_B])
     mean = float(moments_CQQ[:, 0, 0].sum()) / table.records
     if mean > MEAN_WEIGHT:
         beyond, moments_CQQ = 1, moments_CQQ * (MEAN_WEIGHT / mean)
@@ -276,3 +278,6 @@ def _check(tables: Tables, state: Arrays) -> None:
         size, parts = tables.partitions[place].size, state[MODEL_PARTS + str(place)]
         if not 0 <= int(parts.min()) <= int(parts.max()) < size:
             raise ConfigError(f"state: {MODEL_PARTS}{place}: expected parts from 0 to {size - 1}")
+    of_time = MODEL_PARTS + str(tables.time)
+    if of_time in shapes and not status_in(state).is_withheld and not are_bins(state[of_time].tolist()):
+        raise ConfigError(f"state: {of_time}: expected bins of each ending")

@@ -82,11 +82,14 @@ class DescribedTable:
         return len(self.parts_NC)
 
     def complete(self, tables: Tables) -> DescribedTable:
-        """The records without any missing value."""
+        """The records without any missing value; parts of a time are by ending."""
         missing_C = np.array([partition.parts for partition in tables.partitions])
         is_in_N = (self.parts_NC < missing_C).all(axis=1)
         unit_N = None if self.unit_N is None else self.unit_N[is_in_N]
-        return replace(self, parts_NC=self.parts_NC[is_in_N], z_NK=self.z_NK[is_in_N], unit_N=unit_N)
+        parts_NC = self.parts_NC[is_in_N]
+        if tables.time is not None:
+            parts_NC[:, tables.time] += missing_C[tables.time] * parts_NC[:, tables.status]
+        return replace(self, parts_NC=parts_NC, z_NK=self.z_NK[is_in_N], unit_N=unit_N)
 
     @property
     def digest(self) -> bytes:

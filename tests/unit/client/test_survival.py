@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import chi2
+from statsmodels.duration.survfunc import SurvfuncRight, survdiff
 
 from chorale.spec.analysis_spec import AnalysisSpec
 from client.analysis.results import AnalysisResults
 from client.analysis.survival import SurvivalCurves
 from client.analysis.tails import above
 from crypto.errors import ConfigError
-from strategies.analysis.counts import PART_COUNTS
-from strategies.analysis.survival import BINS, IS_SHOWN, SURVIVAL_COUNTS
+from strategies.analysis.counts import PART_COUNTS, PARTS
+from strategies.analysis.model_state import MODEL_PARTS
+from strategies.analysis.survival import IS_SHOWN, SURVIVAL_COUNTS
 from strategies.base import Array
-from tests.support.analyses import analysis_job, read, states_of, unevenly
+from tests.support.analyses import analysis_job, binned, read, states_of, unevenly
 
 COLUMNS: list[dict[str, Any]] = [
     {"name": "months", "edges": [0, 6, 12, 24, 36, 60], "unit": "months"},
@@ -27,6 +29,7 @@ COLUMNS: list[dict[str, Any]] = [
     {"name": "arm", "categories": ["placebo", "treated", "both"]},
 ]
 SURVIVAL = {"time": "months", "status": "state", "group": "arm"}
+BINS = MODEL_PARTS + "0"
 Row = dict[str, Any]
 
 
@@ -167,20 +170,65 @@ def test_figures_of_two_small_tables_are_those_by_hand(tmp_path: Path) -> None:
     assert found.curves[0].median.label == "6 to 12"
 
 
-def test_bins_without_censored_records_are_merged_and_said_to_be(tmp_path: Path) -> None:
-    """Nobody is censored before the end of a trial: one bin is left."""
+def test_events_keep_their_bins_where_nobody_is_censored_before_the_end(tmp_path: Path) -> None:
     rows = [{"months": 60, "state": "alive", "arm": "placebo"}] * 100
     rows += [{"months": place % 60, "state": "dead", "arm": "placebo"} for place in range(300)]
     found = SurvivalCurves.of(
         *results(tmp_path, rows, survival={"time": "months", "status": "state"}, columns=COLUMNS[:2])
     )
     (curve,) = found.curves
-    assert [(each.part.label, each.survival) for each in curve.bins] == [("0 to 60", 0.25)]
-    assert "Bins were merged" in found.to_text()
+    assert [(each.part.label, each.at_risk, each.events, each.censored) for each in curve.bins] == [
+        ("0 to 6", 400, 30, 0),
+        ("6 to 12", 370, 30, 0),
+        ("12 to 24", 340, 60, 0),
+        ("24 to 36", 280, 60, 0),
+        ("36 to 60", 220, 120, 100),
+    ]
+    assert [each.survival for each in curve.bins] == pytest.approx([0.925, 0.85, 0.7, 0.55, 0.25])
+    text = " ".join(found.to_text().split())
+    assert "those censored are at risk until the end of their bin: 0 to 60." in text
+    assert "Bins were merged" not in text
     assert found.log_rank is None
 
 
-def test_curves_are_withheld_where_a_group_has_few_events(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arms", [1, 2])
+def test_curves_of_coarser_bins_of_censored_records_are_those_of_statsmodels(
+    arms: int, tmp_path: Path
+) -> None:
+    """Seed 6: one of nine is censored before the end, so their bins are coarser."""
+    rng = np.random.default_rng(6)
+    rows = []
+    for place in range(500):
+        event, censored = rng.exponential(30), 60.0 if place % 9 else rng.uniform(0, 60)
+        ending = ("alive", "dead")[int(event <= censored)]
+        arm = ("placebo", "treated")[place % 2]
+        rows.append({"months": round(min(event, censored), 2), "state": ending, "arm": arm})
+    fields: dict[str, Any] = {
+        "columns": [*COLUMNS[:2], {"name": "arm", "categories": ["placebo", "treated"]}]
+    }
+    if arms == 1:
+        fields = {"columns": COLUMNS[:2], "survival": {"time": "months", "status": "state"}}
+    spec, state = results(tmp_path, rows, **fields)
+    found = SurvivalCurves.of(spec, state)
+    bins = state[BINS].tolist()
+    assert bins[:5] == ([0, 0, 0, 1, 1] if arms == 1 else [0, 0, 0, 0, 0])
+    is_dead_N = np.array([row["state"] == "dead" for row in rows])
+    months = [row["months"] for row in rows]
+    time_N = binned(months, is_dead_N.tolist(), edges=COLUMNS[0]["edges"], bins=bins)
+    for curve in found.curves:
+        mine_N = np.array([arms == 1 or row["arm"] == curve.label for row in rows])
+        expected = SurvfuncRight(time_N[mine_N], is_dead_N[mine_N])
+        errors = [each.error for each in curve.bins]
+        assert [each.survival for each in curve.bins] == pytest.approx(expected.surv_prob.tolist(), rel=1e-12)
+        assert errors == pytest.approx(expected.surv_prob_se.tolist(), rel=1e-9)
+        assert [each.at_risk for each in curve.bins] == expected.n_risk.tolist()
+        assert sum(each.events + each.censored for each in curve.bins) == mine_N.sum()
+    if found.log_rank is not None:
+        statistic, p = survdiff(time_N, is_dead_N, [row["arm"] for row in rows])
+        assert (found.log_rank.statistic, found.log_rank.p) == pytest.approx((statistic, p), rel=1e-9)
+
+
+def test_a_group_with_few_events_joins_another(tmp_path: Path) -> None:
     rows = [
         {"months": place % 60, "state": ("alive", "dead")[place % 2], "arm": "treated"}
         for place in range(200)
@@ -189,12 +237,27 @@ def test_curves_are_withheld_where_a_group_has_few_events(tmp_path: Path) -> Non
         {"months": place % 60, "state": "alive" if place > 4 else "dead", "arm": "placebo"}
         for place in range(50)
     ]
+    found = SurvivalCurves.of(*results(tmp_path, rows))
+    (curve,) = found.curves
+    assert (curve.label, curve.is_merged, curve.records) == ("placebo or treated or both", True, 250)
+    assert "Merged: a part of the group holds fewer than 10 events or censored records." in found.to_text()
+    assert "Not compared: arm has one published part." in found.to_text()
+
+
+@pytest.mark.parametrize("few", ["alive", "dead"])
+def test_curves_are_withheld_where_events_or_censored_records_are_few(few: str, tmp_path: Path) -> None:
+    other = {"alive": "dead", "dead": "alive"}[few]
+    rows = [
+        {"months": place % 60, "state": few if place % 30 == 0 else other, "arm": "treated"}
+        for place in range(200)
+    ]
     spec, state = results(tmp_path, rows)
     assert not {BINS, SURVIVAL_COUNTS} & set(state)
     found = SurvivalCurves.of(spec, state)
     assert found.curves == ()
     assert "hold fewer than 10 events" in found.to_text()
     assert [each["value"] for each in found.figures()] == [None]
+    assert not any("months" in each["column"] for each in AnalysisResults.of(spec, state).described.records())
 
 
 @pytest.mark.parametrize(
@@ -202,15 +265,14 @@ def test_curves_are_withheld_where_a_group_has_few_events(tmp_path: Path) -> Non
     [
         ({IS_SHOWN: np.array(2, np.uint8)}, "method/survival_shown: expected 0 or 1, got 2"),
         ({IS_SHOWN: np.array(1)}, "method/survival_shown: expected uint8"),
-        ({BINS: np.array([0, 1, 2, 3])}, r"method/survival_bins: expected int64 of shape \(5,\)"),
-        ({BINS: np.array([0, 1, 1, 3, 4])}, "method/survival_bins: expected neighbors"),
-        ({BINS: np.array([1, 1, 2, 3, 4])}, "method/survival_bins: expected neighbors"),
-        ({SURVIVAL_COUNTS: np.zeros((5, 2, 3))}, "method/survival_counts: expected int64"),
-        ({SURVIVAL_COUNTS: np.full((5, 2, 3), 9)}, "method/survival_counts: expected counts from 10"),
-        (
-            {SURVIVAL_COUNTS: np.full((5, 2, 3), 20)},
-            "expected cells that add up to the counts of each column",
-        ),
+        ({BINS: np.array([0, 1, 2, 3])}, r"method/model_parts/0: expected int64 of shape \(10,\)"),
+        ({BINS: np.array([0, 1, 1, 3, 4, 5, 6, 7, 8, 9])}, "expected parts that are numbered in their order"),
+        ({BINS: np.array([0, 1, 0, 1, 2, 3, 4, 5, 6, 7])}, "expected bins of each ending"),
+        ({BINS: np.zeros(10, np.int64)}, "expected bins of each ending"),
+        ({PARTS + "0": np.array([0, 1, 2, 3, 4, 4, 5, 6, 7, 8])}, "method/parts/0: expected bins of each"),
+        ({SURVIVAL_COUNTS: np.zeros((10, 3))}, "method/survival_counts: expected int64"),
+        ({SURVIVAL_COUNTS: np.full((10, 3), 9)}, "method/survival_counts: expected counts from 10"),
+        ({SURVIVAL_COUNTS: np.full((10, 3), 20)}, "expected cells that add up to the counts of each column"),
         ({PART_COUNTS + "2": np.array([500, 500, 500])}, "expected"),
     ],
 )
@@ -226,9 +288,11 @@ def test_bins_that_cut_a_published_part_of_time_are_refused(tmp_path: Path) -> N
     rows = made_rows(600, seed=5) + [{"months": 1, "state": "dead", "arm": "both"}] * 20
     rows = [row for row in rows if row["months"] == "" or not 6 <= row["months"] < 12]
     spec, state = results(tmp_path, rows)
-    assert state["method/parts/0"].tolist() == [0, 1, 1, 2, 3]
-    with pytest.raises(ConfigError, match="expected bins that are made of the parts of time by itself"):
-        SurvivalCurves.of(spec, {**state, BINS: np.array([0, 0, 1, 2, 3])})
+    assert state["method/parts/0"].tolist() == [0, 1, 1, 2, 3, 4, 5, 5, 6, 7]
+    bins = np.array([0, 0, 1, 2, 3, 4, 4, 4, 4, 4])
+    table_TR = np.full((5, 3), 20)
+    with pytest.raises(ConfigError, match="expected parts that are made of those of the column by itself"):
+        SurvivalCurves.of(spec, {**state, BINS: bins, SURVIVAL_COUNTS: table_TR})
 
 
 TIME, STATUS, ARM = COLUMNS

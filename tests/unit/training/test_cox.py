@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from statsmodels.datasets import heart
+from statsmodels.duration.hazard_regression import PHReg
+from statsmodels.duration.survfunc import SurvfuncRight
 
 from client.analysis.regression import FittedModel
 from client.analysis.results import AnalysisResults
+from client.analysis.survival import SurvivalCurves
 from crypto.errors import ConfigError
 from silo_agent.training.analysis.model import model_sums
 from strategies.analysis.counts import IMPLAUSIBLE
@@ -22,7 +28,7 @@ from strategies.analysis.regression import ModelFitPhase, ModelPhase
 from strategies.analysis.values import MEANS
 from strategies.base import Arrays, PhaseContext
 from strategies.exact import logarithm
-from tests.support.analyses import analysis_job, read, states_of, unevenly
+from tests.support.analyses import analysis_job, binned, read, states_of, unevenly
 
 COLUMNS: dict[str, dict[str, Any]] = {
     "state": {"categories": ["alive", "dead"]},
@@ -152,7 +158,9 @@ def test_results_say_what_is_estimated_and_summarize_as_lifelines_does(tmp_path:
     text = " ".join(results.to_text().split())
     assert "cox model of state dead by age + arm: 1200 complete records" in text
     assert "records with times binned alike (Efron)" in text
-    assert "Bins of months: 0 to 6; 6 to 12; 12 to 18; 18 to 24; 24 to 36." in text
+    assert "Bins of events: 0 to 6; 6 to 12; 12 to 18; 18 to 24; 24 to 36." in text
+    assert "Those censored are at risk until the end of theirs: 0 to 6; 6 to 12;" in text
+    assert "months, state dead" in text
     assert "HC1" not in results.to_csv() + text
     assert "hazard ratio, lower end" in results.to_csv()
     summary = found.summary()
@@ -164,26 +172,136 @@ def test_results_say_what_is_estimated_and_summarize_as_lifelines_does(tmp_path:
 
 
 def test_bins_are_merged_until_each_cell_holds_enough(tmp_path: Path) -> None:
-    """By site, too, the same records have three bins, not five."""
-    for fields, bins in (({}, [0, 1, 2, 3, 4]), ({"strata": ["site"]}, [0, 1, 2, 2, 2])):
+    """By site, too, events of the same records have three bins, not five."""
+    for fields, bins in (
+        ({}, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        ({"strata": ["site"]}, [0, 1, 2, 3, 4, 5, 6, 7, 7, 7]),
+    ):
         job = job_of(**fields)
         rows = made_rows()
         _, states = fitted(tmp_path, rows, job)
         assert states[-1][1][f"{MODEL_PARTS}1"].tolist() == bins
         edges = np.array(COLUMNS["months"]["edges"])
-        names = ("state", "arm", *fields.get("strata", ()))
+        names = ("arm", *fields.get("strata", ()))
         held: dict[tuple[Any, ...], int] = {}
         for row in rows:
             place = min(int(np.searchsorted(edges, row["months"], side="right")) - 1, 4)
-            cell = (bins[place], *(row[name] for name in names))
+            cell = (bins[place + 5 * (row["state"] == "dead")], *(row[name] for name in names))
             held[cell] = held.get(cell, 0) + 1
         assert min(held.values()) >= 10
         assert len(held) == (max(bins) + 1) * 2 ** len(names)
 
 
-def test_a_model_of_one_bin_is_withheld(tmp_path: Path) -> None:
-    """Nobody is censored before the last bin: none counts as few."""
-    rows = [{**row, "months": 35 if row["state"] == "alive" else row["months"]} for row in made_rows(600)]
+# of how many records one is censored before the end of the trial, all being seen until then else
+CENSORED: list[tuple[int, dict[str, Any], list[int]]] = [
+    (900, {}, [0, 0, 0, 0, 0]),
+    (12, {}, [0, 0, 0, 1, 1]),
+    (12, {"ties": "breslow"}, [0, 0, 0, 1, 1]),
+    (3, {"strata": ["site"]}, [0, 0, 1, 1, 2]),
+]
+
+
+@pytest.mark.parametrize(("one_of", "fields", "bins"), CENSORED)
+def test_censored_records_merge_by_themselves(
+    one_of: int, fields: dict[str, Any], bins: list[int], tmp_path: Path
+) -> None:
+    """Against statsmodels over the pooled records, with times binned alike."""
+    rows = [
+        {**row, "months": 35.0} if row["state"] == "alive" and place % one_of else row
+        for place, row in enumerate(made_rows(900))
+    ]
+    found, states = fitted(tmp_path, rows, job_of(**fields))
+    chosen = states[-1][1][f"{MODEL_PARTS}1"].tolist()
+    assert chosen[:5] == bins
+    check_fit(found, chosen, rows, **fields)
+
+
+def check_fit(
+    found: FittedModel,
+    bins: list[int],
+    rows: list[dict[str, Any]],
+    *,
+    strata: list[str] | None = None,
+    ties: str = "efron",
+) -> None:
+    is_dead_N = np.array([row["state"] == "dead" for row in rows])
+    edges = COLUMNS["months"]["edges"]
+    time_N = binned([row["months"] for row in rows], is_dead_N.tolist(), edges=edges, bins=bins)
+    design_NP = np.array([[row["age"], row["arm"] == "treated"] for row in rows], np.float64)
+    of_strata = None if strata is None else np.array([row[strata[0]] for row in rows])
+    fit = PHReg(time_N, design_NP, status=is_dead_N, strata=of_strata, ties=ties).fit(method="newton")
+    assert found.status is Status.CONVERGED
+    for each, coefficient, error in zip(found.coefficients, fit.params, fit.bse, strict=True):
+        assert each.estimate == pytest.approx(coefficient, abs=1e-7 * error)
+        assert each.error == pytest.approx(error, rel=1e-7)
+    assert found.log_likelihood == pytest.approx(fit.llf, abs=1e-6)
+
+
+AGES = [8, 30, 40, 45, 50, 55, 60, 65, 70, 75, 90]
+# of public records edges of time, columns of numbers and of two categories
+PUBLIC: dict[str, tuple[list[float], dict[str, list[float]], list[str]]] = {
+    "heart": ([0, 30, 60, 90, 180, 365, 730, 1500, 3700], {"age": AGES[:8]}, []),
+    "rossi": (
+        [0, *range(5, 52, 4), 53],
+        {"age": [15, 20, 22, 25, 30, 50], "prio": [0, 1, 2, 4, 8, 20]},
+        ["fin"],
+    ),
+    "lung": ([0, *range(30, 1030, 30), 1100], {"age": AGES[1:]}, ["sex"]),
+}
+
+
+def public_rows(name: str) -> list[dict[str, Any]]:
+    """heart: of statsmodels. The others come with lifelines, whose files alone are read."""
+    if name == "heart":
+        found = heart.load_pandas().data
+        columns = (found["survival"], found["censors"].astype(int), found["age"])
+        return [dict(zip(("time", "status", "age"), row, strict=True)) for row in zip(*columns, strict=True)]
+    spec = find_spec("lifelines")
+    if spec is None or spec.origin is None:
+        pytest.skip("needs the files of lifelines")
+    time, status = {"rossi": ("week", "arrest"), "lung": ("time", "status")}[name]
+    with (Path(spec.origin).parent / "datasets" / f"{name}.csv").open() as file:
+        return [{**row, "time": row[time], "status": row[status]} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_records_have_their_curves_and_models(name: str, tmp_path: Path) -> None:
+    """Against statsmodels over the pooled records, with times binned alike."""
+    (edges, numbers, factors), rows = PUBLIC[name], public_rows(name)
+    ended = [{"name": "time", "edges": edges}, {"name": "status", "categories": ["0", "1"]}]
+    columns = [{"name": each, "edges": ends} for each, ends in numbers.items()]
+    columns += [{"name": each, "categories": sorted({row[each] for row in rows})} for each in factors]
+    time, is_event = [float(row["time"]) for row in rows], [int(row["status"]) == 1 for row in rows]
+
+    job = analysis_job(columns=ended, survival={"time": "time", "status": "status"})
+    state = states_of(job, read(tmp_path, job, unevenly(rows)))[-1][1]
+    (curve,) = SurvivalCurves.of(job.spec, state).curves
+    time_N = binned(time, is_event, edges=edges, bins=state[f"{MODEL_PARTS}0"].tolist())
+    expected = SurvfuncRight(time_N, np.array(is_event))
+    assert len(curve.bins) >= 4
+    assert [each.survival for each in curve.bins] == pytest.approx(expected.surv_prob.tolist(), rel=1e-12)
+    assert [each.error for each in curve.bins] == pytest.approx(expected.surv_prob_se.tolist(), rel=1e-9)
+
+    terms = [[each] for each in (*numbers, *factors)]
+    model = {"outcome": "status", "family": "cox", "time": "time", "terms": terms}
+    found, states = fitted(tmp_path, rows, analysis_job(columns=[*ended, *columns], model=model))
+    time_N = binned(time, is_event, edges=edges, bins=states[-1][1][f"{MODEL_PARTS}0"].tolist())
+    second = {each: max(row[each] for row in rows) for each in factors}
+    design_NP = np.array(
+        [
+            [*(float(row[each]) for each in numbers), *(row[each] == second[each] for each in factors)]
+            for row in rows
+        ],
+        np.float64,
+    )
+    fit = PHReg(time_N, design_NP, status=np.array(is_event), ties="efron").fit(method="newton")
+    assert found.status is Status.CONVERGED
+    assert [each.estimate for each in found.coefficients] == pytest.approx(fit.params.tolist(), abs=1e-9)
+    assert [each.error for each in found.coefficients] == pytest.approx(fit.bse.tolist(), rel=1e-7)
+
+
+def test_a_model_whose_events_are_in_one_bin_is_withheld(tmp_path: Path) -> None:
+    rows = [{**row, "months": 35 if row["state"] == "dead" else row["months"]} for row in made_rows(600)]
     found, states = fitted(tmp_path, rows, job_of())
     assert found.status is Status.SMALL_CELLS
     assert not found.coefficients
@@ -224,7 +342,10 @@ def stepped(folder: Path) -> tuple[Any, list[tuple[Any, Arrays, dict[str, Any]]]
         (ModelPhase(tables=job.spec.tables), states[0], False),
         (ModelFitPhase(tables=job.spec.tables), states[-1], True),
     ):
-        parts = [model_sums(each, job.spec.tables, state, is_last=is_last) for each in tables]
+        parts = [
+            model_sums(each.complete(job.spec.tables), job.spec.tables, state, is_last=is_last)
+            for each in tables
+        ]
         found.append(
             (phase, state, {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]})
         )
@@ -243,6 +364,7 @@ Change = Callable[[NDArray[Any]], NDArray[Any]]
         (MOMENTS, lambda sums: sums + 90.0 * (np.arange(sums.shape[1]) == 1)),
         (EVENTS, lambda sums: sums + 1),
         (EVENTS, lambda sums: sums[::-1] - 2**62),
+        (EVENTS, lambda sums: sums[::-1]),
         (EVENTS, lambda sums: np.where(np.arange(len(sums)) == 0, sums.sum(), 0)),
         (EVENT_SUMS, lambda sums: sums + 1000.0),
     ],
@@ -283,7 +405,11 @@ def test_lies_of_any_size_leave_numbers_or_nothing(tmp_path: Path) -> None:
     [
         (COEFFICIENTS, np.zeros(3), "expected float64 of shape (2,)"),
         (COEFFICIENTS, np.array([np.inf, 0.0]), "expected finite numbers"),
-        (f"{MODEL_PARTS}1", np.array([0, 1, 2, 3, 5]), "expected parts from 0 to 4"),
+        (f"{MODEL_PARTS}1", np.array([0, 1, 2, 3, 5]), "expected int64 of shape (10,)"),
+        (f"{MODEL_PARTS}1", np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 10]), "expected parts from 0 to 9"),
+        (f"{MODEL_PARTS}1", np.array([0, 1, 2, 3, 4, 3, 4, 5, 6, 7]), "expected bins of each ending"),
+        (f"{MODEL_PARTS}1", np.array([0, 1, 2, 3, 4, 4, 5, 6, 7, 8]), "expected bins of each ending"),
+        (f"{MODEL_PARTS}1", np.array([0, 1, 0, 1, 2, 3, 4, 5, 6, 7]), "expected bins of each ending"),
         (f"{MODEL_PARTS}4", np.array([0, -1]), "expected parts from 0 to 1"),
         (f"{MEANS}2", np.zeros(1), "expected float64 of shape (2,)"),
         (f"{MEANS}2", np.array([np.nan, 0.0]), "expected finite numbers"),
@@ -303,6 +429,7 @@ def test_states_that_do_not_say_where_a_model_is_are_refused(
     [
         (COVARIANCE, -np.eye(2), "expected no variance below 0"),
         (COVARIANCE, np.ones((2, 2)), "expected one that has an inverse"),
+        (f"{MODEL_PARTS}1", np.array([0, 1, 2, 3, 4, 4, 5, 6, 7, 8]), "expected bins of each ending"),
         (TREND, np.zeros(3), "method/model_trend: expected float64 of shape (2,)"),
     ],
 )
