@@ -249,7 +249,7 @@ class AnalysisSpec(SharedFields):
         places = {column.name: place for place, column in enumerate(self.columns)}
         partitions = tuple(column.partition for column in self.columns)
         if self._alone:
-            times = {each.time for each in (self.model, self.survival) if each is not None}
+            times = self.times
             partitions = tuple(
                 replace(
                     each,
@@ -274,6 +274,11 @@ class AnalysisSpec(SharedFields):
         """What is asked that has the job to itself, about its complete records."""
         asked = {"model": self.model, "survival": self.survival, "correlations": self.correlations}
         return tuple(name for name, each in asked.items() if each)
+
+    @property
+    def times(self) -> frozenset[str | None]:
+        """Columns that are counted by whether the event came. None: no column."""
+        return frozenset(each.time for each in (self.model, self.survival) if each is not None)
 
     @property
     def sums_cells(self) -> bool:

@@ -166,7 +166,7 @@ def made(records: int) -> Records:
 
 
 ALONE = (("table 1",), ("model",), ("survival",))
-TOGETHER = ("table 1", "model", "survival")
+TOGETHER = ("table 1 without time", "model without time", "survival")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

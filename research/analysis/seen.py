@@ -42,12 +42,21 @@ class Records:
     survival: Mapping[str, Any]
 
     def jobs(self) -> dict[str, AnalysisSpec]:
-        of_model = dict.fromkeys([*(name for term in self.model["terms"] for name in term)])
+        """Two that a silo answers beside curves, too: without their time."""
+        time = self.survival["time"]
+        terms = [term for term in self.model["terms"] if time not in term]
+        others = [name for name in self.columns if name != time]
         return {
             "table 1": job(self._declared(self.columns), group=self.group),
-            "model": job(self._declared([*of_model, self.model["outcome"]]), model=self.model),
+            "table 1 without time": job(self._declared(others), group=self.group),
+            "model": self._modeled(self.model),
+            "model without time": self._modeled({**self.model, "terms": terms}),
             "survival": job(self._declared(self.survival.values()), survival=self.survival),
         }
+
+    def _modeled(self, model: Mapping[str, Any]) -> AnalysisSpec:
+        names = dict.fromkeys([*(name for term in model["terms"] for name in term), model["outcome"]])
+        return job(self._declared(names), model=model)
 
     def _declared(self, names: Any) -> list[dict[str, Any]]:
         return [{"name": name, **self.columns[name]} for name in names]

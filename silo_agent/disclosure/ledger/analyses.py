@@ -1,6 +1,7 @@
 """Which analyses a data set has answered: few in all, over the same silos, and each of the same records.
 
 Two tables over other silos, or of parts that were cut otherwise, may be solved for a cell that neither shows.
+A time to an event is counted by ending: its own counts less the events' would be those of censored records.
 Source: docs/protocol.md 6.14, docs/decisions/0041-analysis.md.
 """
 
@@ -10,6 +11,9 @@ import sqlite3
 from collections.abc import Iterable
 
 from chorale.runtime.database import Migration
+from chorale.spec.analysis_spec import DescribedColumn
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import any_spec
 from chorale.transport.wire import phase_kind
 from crypto.errors import Refusal, Rule
 from crypto.session.messages import SessionTerms
@@ -44,7 +48,7 @@ def check_analysis(
     PolicyRefusal, also where sums were only signed: others' shares may have revealed them."""
     if phase_kind(key.phase) not in KINDS:
         return
-    check_most(connection, key.job_digest, data_set=data_set, most=most)
+    check_others(connection, key.job_digest, data_set=data_set, most=most)
     if survivors is None:
         return
     found = connection.execute(
@@ -58,16 +62,42 @@ def check_analysis(
         )
 
 
-def check_most(connection: sqlite3.Connection, job_digest: bytes, *, data_set: str, most: int) -> None:
-    """Raises PolicyRefusal where the data set has answered as many other analyses."""
-    (others,) = connection.execute(
-        f"SELECT count(DISTINCT job_digest) FROM signed_sets WHERE {_OF_ANALYSES} AND job_digest != :job",
+def check_others(connection: sqlite3.Connection, job_digest: bytes, *, data_set: str, most: int) -> None:
+    """Raises PolicyRefusal where the data set has answered as many other analyses, or one whose parts of a
+    column are other ones than this one's."""
+    others = connection.execute(
+        f"SELECT DISTINCT job_digest FROM signed_sets WHERE {_OF_ANALYSES} AND job_digest != :job",
         {"data_set": data_set, "job": job_digest},
-    ).fetchone()
-    if others >= most:
+    ).fetchall()
+    if len(others) >= most:
         raise refusal_by(
-            f"an analysis after {others} others of the data set", f"at most {most}", Rule.MOST_ANALYSES
+            f"an analysis after {len(others)} others of the data set", f"at most {most}", Rule.MOST_ANALYSES
         )
+    cuts = _cuts(connection, job_digest)
+    for each in others:
+        its = _cuts(connection, each["job_digest"])
+        if other := [name for name, cut in cuts.items() if its.get(name, cut) != cut]:
+            raise refusal_by(
+                "an analysis that has other parts of it, or as a time to an event, than one before",
+                f"{other[0]} cut alike in all analyses of the data set",
+                Rule.MOST_ANALYSES,
+            )
+
+
+def _cuts(connection: sqlite3.Connection, job_digest: bytes) -> dict[str, tuple[object, ...]]:
+    """The parts of each column, and whether they are counted by ending; none of a job that a recovery
+    recorded, after which no other analysis is over the same silos."""
+    row = connection.execute("SELECT spec FROM jobs WHERE job_digest = ?", (job_digest,)).fetchone()
+    if row is None or row["spec"] is None:
+        return {}
+    spec = any_spec(row["spec"], source="job")
+    if isinstance(spec, JobSpec):
+        return {} if spec.subgroups is None else {spec.subgroups.name: _cut(spec.subgroups, is_time=False)}
+    return {each.name: _cut(each, is_time=each.name in spec.times) for each in spec.columns}
+
+
+def _cut(column: DescribedColumn, *, is_time: bool) -> tuple[object, ...]:
+    return column.edges, column.categories, column.unit, is_time
 
 
 def are_first_records(

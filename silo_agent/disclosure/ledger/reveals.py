@@ -18,7 +18,7 @@ from chorale.transport.wire import phase_kind
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.messages import LedgerMark, SessionTerms
 from crypto.session.reveal import PendingReveal
-from silo_agent.disclosure.ledger.analyses import are_first_records, check_analysis, check_most
+from silo_agent.disclosure.ledger.analyses import are_first_records, check_analysis, check_others
 from silo_agent.disclosure.ledger.costs import is_covered
 from silo_agent.disclosure.ledger.signed_sets import (
     SAME_PHASE,
@@ -130,9 +130,10 @@ class Reveals(Standing):
             self._check_analysis(connection, terms)
 
     def check_analysis(self, job_digest: bytes) -> None:
-        """Raises PolicyRefusal where the data set has answered as many other analyses as policy allows."""
+        """Raises PolicyRefusal where the data set has answered as many others as policy allows, or one that
+        cuts a column otherwise."""
         with self._database.reading() as connection:
-            check_most(connection, job_digest, data_set=self._data_set, most=self._policy.analyses.most)
+            check_others(connection, job_digest, data_set=self._data_set, most=self._policy.analyses.most)
 
     def are_first_records(self, job_digest: bytes, records_digest: bytes) -> bool:
         """Whether an analysis may sum these records: it counted no others before. Durable."""

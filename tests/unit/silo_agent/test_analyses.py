@@ -11,10 +11,10 @@ import pytest
 
 from chorale.job import Job
 from chorale.privacy.accountant import epsilon
-from chorale.spec.analysis_spec import first_digest
+from chorale.spec.analysis_spec import AnalysisSpec, first_digest
 from chorale.transport.wire import PhaseKey
 from cli.silo.recovery import at_most_released
-from crypto.errors import Refusal
+from crypto.errors import PolicyRefusal, Refusal
 from silo_agent.disclosure.ledger.ledger import RecoveredCharge
 from silo_agent.disclosure.ledger.reveals import Decision
 from silo_agent.disclosure.policy.analysis_policy import AnalysisPolicy
@@ -45,6 +45,10 @@ def book(tmp_path: Path) -> Iterator[Book]:
 
 def analysis_in(book: Book, nonce: str = "4") -> Job:
     spec = analysis(AGE, SEX, group="sex", federation="test", silos=list(NAMES), nonce=nonce * 32)
+    return recorded(book, spec)
+
+
+def recorded(book: Book, spec: AnalysisSpec) -> Job:
     unsigned = unsigned_job(spec, FIRST_STATE)
     job = Job(spec=unsigned.spec, signed=unsigned.signed, operator="olga")
     book.ledger.record_job(job, is_approved=True)
@@ -72,6 +76,43 @@ def test_a_second_analysis_is_refused_also_where_the_first_was_only_signed(book:
     refused(Refusal.POLICY, "at most 1", lambda: book.reveals.check_attempt(terms))
     refused(Refusal.POLICY, "at most 1", lambda: book.sign(FULL, job_digest=second.digest, **FIRST))
     book.sign(FULL, job_digest=second.digest, **FIRST, reveals=book.reveals_of("other-data"))
+
+
+MONTHS = {"name": "months", "edges": [0, 6, 12]}
+STATE = {"name": "state", "categories": ["alive", "dead"]}
+OF_DEATH = {"survival": {"time": "months", "status": "state"}}
+
+
+@pytest.mark.parametrize(
+    ("columns", "fields", "is_cut_alike"),
+    [
+        ([AGE, MONTHS, STATE], {}, True),
+        ([{**AGE, "show": ["counts"]}], {}, True),
+        ([{**AGE, "edges": [30, 41, 50, 70]}], {}, False),
+        ([{**AGE, "unit": "months"}], {}, False),
+        ([STATE, {"name": "sex", "categories": ["men", "women"]}], {}, False),
+        ([MONTHS, STATE], OF_DEATH, False),
+    ],
+    ids=["alike", "less-shown", "edges", "unit", "categories", "time"],
+)
+def test_a_column_is_cut_alike_in_all_analyses(
+    book: Book, columns: list[dict[str, object]], fields: dict[str, object], is_cut_alike: bool
+) -> None:
+    book.policy = book.policy.model_copy(update={"analyses": AnalysisPolicy(most=2)})
+    book.reopen()
+    of = {"federation": "test", "silos": list(NAMES)}
+    first = recorded(book, analysis(AGE, SEX, MONTHS, group="sex", nonce="4" * 32, **of))
+    book.reveal(FIVE, job_digest=first.digest, **FIRST)
+    second = recorded(book, analysis(*columns, **fields, nonce="5" * 32, **of))
+    book.reopen()
+    if is_cut_alike:
+        book.reveals.check_analysis(second.digest)
+        book.reveal(FIVE, job_digest=second.digest, **FIRST)
+        return
+    with pytest.raises(PolicyRefusal, match="cut alike in all analyses"):
+        book.reveals.check_analysis(second.digest)
+    refused(Refusal.POLICY, "cut alike", lambda: book.sign(FIVE, job_digest=second.digest, **FIRST))
+    book.sign(FIVE, job_digest=second.digest, **FIRST, reveals=book.reveals_of("other-data"))
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
