@@ -154,8 +154,11 @@ class Operations:
         """What the coordinator shows of a job, as it arrives: client.evidence makes an archive of it."""
         return iter(self._stub.FetchEvidence(operations_pb2.EvidenceRequest(job_digest=job_digest)))
 
-    def fetch(self, job_digest: bytes) -> tuple[JobSummary, Iterator[Part]]:
-        """The job, and its model as a file with facts, as the bytes arrive. Raises RemoteProtocolError."""
+    def fetch(self, job_digest: bytes, *, also_untrained: bool = False) -> tuple[JobSummary, Iterator[Part]]:
+        """The job, and its model as a file with facts, as the bytes arrive.
+
+        Raises RemoteProtocolError, and ConfigError before the first round, unless also_untrained.
+        """
         stream = iter(self._stub.FetchModel(operations_pb2.FetchRequest(job_digest=job_digest)))
         first = next(stream, None)
         if first is None or first.WhichOneof("kind") != "summary":
@@ -169,7 +172,8 @@ class Operations:
             return printed(first.summary), with_facts(_model_bytes(stream), {})
         if isinstance(spec, AnalysisSpec):
             return printed(first.summary), with_facts(_model_bytes(stream), analysis_facts(spec_bytes))
-        if spec.rounds and not first.summary.rounds_completed and first.summary.status != "done":
+        is_untrained = spec.rounds and not first.summary.rounds_completed and first.summary.status != "done"
+        if is_untrained and not also_untrained:
             raise ConfigError(
                 f"job {job_digest.hex()[:12]}: no round was applied, so there is no trained model"
             )

@@ -213,7 +213,7 @@ def _run(plan: Plan, processes: Processes) -> dict[str, Any]:
         digest = operations.find(output.split()[0])
         promised = _promise(plan, operations, digest) if plan.is_private else None
         history = _follow(plan, operations, digest, silos)
-        history.summary, data = operations.fetch(digest)
+        history.summary, data = operations.fetch(digest, also_untrained=True)
         write_atomic(plan.out / "model.safetensors", b"".join(data), mode=0o644)
         write_atomic(plan.out / EVIDENCE, _evidence(plan, operations, identity, digest), mode=0o644)
     spent = {} if promised is None else _spent(plan, promised, digest)
@@ -255,7 +255,7 @@ class _Promised:
 def _promise(plan: Plan, operations: Operations, digest: bytes) -> _Promised:
     """What the job promises, told before its first round, with what few silos make of it."""
     spec = JobSpec.from_yaml(plan.signed_job.read_bytes(), source=str(plan.signed_job))
-    _, data = operations.fetch(digest)
+    _, data = operations.fetch(digest, also_untrained=True)
     state = open_model(b"".join(data))[0]
     promise = promise_of(spec, state)
     for line in promise.lines():

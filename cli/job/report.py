@@ -55,7 +55,7 @@ def _promise(operations: Operations, digest: bytes, history: JobHistory) -> Prom
         return None
     require_extra("privacy", "dp_accounting", what="computing what a private job costs")
     try:
-        _, data = operations.fetch(digest)
+        _, data = operations.fetch(digest, also_untrained=True)
         return promise_of(spec, open_model(b"".join(data))[0])
     except grpc.RpcError as error:
         if error.code() not in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.NOT_FOUND):

@@ -228,7 +228,7 @@ def test_a_figure_that_no_round_has_is_told_with_those_there_are() -> None:
 
 def test_without_pandas_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    message = r"^a table of results needs the extra 'notebook' \(no pandas here\): pip install 'chorale\[note"
+    message = r"^a table of results needs the extra 'notebook' \(no pandas here\): pip install '\.\[note"
     with pytest.raises(ConfigError, match=message):
         JobResults(main="accuracy", measured=(), rounds=()).frame()
 
