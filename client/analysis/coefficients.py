@@ -22,7 +22,7 @@ from strategies.analysis.design import NUMBER, design_of, has_coefficient, in_un
 from strategies.analysis.merging import are_bins
 from strategies.analysis.model_state import COEFFICIENTS, COVARIANCE, MODEL_PARTS, ROBUST, TREND
 from strategies.analysis.partition import Family
-from strategies.base import Array, Arrays
+from strategies.base import Arrays, array_in
 
 Floats = NDArray[np.float64]
 INTERCEPT = "intercept"
@@ -59,17 +59,6 @@ class JointTest:
     statistic: float
     freedom: int
     p: float
-
-
-def array_in(state: Arrays, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
-    """Raises ConfigError for another one: the state came from outside."""
-    found = state.get(name)
-    if found is None or found.shape != shape or found.dtype != dtype:
-        got = "none" if found is None else f"{found.dtype} of shape {found.shape}"
-        raise ConfigError(f"{name}: expected {np.dtype(dtype)} of shape {shape}, got {got}")
-    if found.dtype == np.float64 and not np.isfinite(found).all():
-        raise ConfigError(f"{name}: expected finite numbers")
-    return found
 
 
 def model_parts_in(spec: AnalysisSpec, state: Arrays) -> dict[int, tuple[int, ...]]:

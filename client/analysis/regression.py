@@ -15,7 +15,6 @@ from chorale.spec.analysis_spec import AnalysisSpec
 from client.analysis.coefficients import (
     Coefficient,
     JointTest,
-    array_in,
     chi_squared_test,
     coefficients_in,
     joint_tests,
@@ -45,7 +44,7 @@ from strategies.analysis.model_state import (
 )
 from strategies.analysis.model_values import least_patients
 from strategies.analysis.partition import Family, Trend
-from strategies.base import Arrays
+from strategies.base import Arrays, array_in
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -126,15 +125,15 @@ class FittedModel:
         elif not status.is_withheld and spec.model.ridge is not None:
             coefficients = coefficients_in(spec, state, parts_of, freedom=None)
         elif not status.is_withheld and COVARIANCE in state:
-            coefficients = coefficients_in(spec, state, parts_of, freedom=None)
-            if not coefficients:
+            count = int(np.count_nonzero(has_coefficient(design_of(spec.tables), parts_of)))
+            if not count:
                 raise ConfigError(f"{MODEL_PARTS}: expected a coefficient of a model that is fitted")
-            left = records - len(coefficients)
+            left = records - count
             if left < 1:
                 raise ConfigError(f"{ROW_COUNTS}: expected more records than coefficients, got {records}")
+            freedom = left if family is Family.LINEAR and spec.model.errors == "record" else None
+            coefficients = coefficients_in(spec, state, parts_of, freedom=freedom)
             if family is Family.LINEAR:
-                if spec.model.errors == "record":
-                    freedom, coefficients = left, coefficients_in(spec, state, parts_of, freedom=left)
                 residual = _residual(spec, state, left)
                 squares = residual * residual * left
                 likelihood = -records / 2.0 * (math.log(2.0 * math.pi * squares / records) + 1.0)
@@ -144,10 +143,10 @@ class FittedModel:
                 tests = tuple(joint_tests(spec, state, parts_of, freedom=freedom))
                 if family is Family.COX:
                     tests = (*tests, *_tests(spec, state, parts_of))
-                elif spec.model.compares_likelihoods and len(coefficients) > 1:
+                elif spec.model.compares_likelihoods and count > 1:
                     ratio = _likelihood_ratio(spec, state, records)
-                    name, count = "likelihood ratio chi-squared", len(coefficients) - 1
-                    tests = (*tests, chi_squared_test("", name, ratio, count))
+                    test = chi_squared_test("", "likelihood ratio chi-squared", ratio, count - 1)
+                    tests = (*tests, test)
         time = spec.tables.time
         bins = tuple[str, ...]()
         if time is not None:

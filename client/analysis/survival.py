@@ -18,7 +18,7 @@ import numpy as np
 from chorale.results import library
 from chorale.spec.analyses.survival_spec import SurvivalSpec
 from chorale.spec.analysis_spec import AnalysisSpec
-from client.analysis.coefficients import array_in, model_parts_in
+from client.analysis.coefficients import model_parts_in
 from client.analysis.parts import OVERALL, Part, in_words, published_parts
 from client.analysis.published import MOST_RECORDS, Rows, counted_in, rows_in
 from client.analysis.records import FIELDS, Record
@@ -29,7 +29,7 @@ from crypto.errors import ConfigError
 from strategies.analysis.merging import added, are_bins, first_at_risk, split_bins
 from strategies.analysis.model_state import MODEL_PARTS
 from strategies.analysis.survival import IS_SHOWN, SURVIVAL_COUNTS
-from strategies.base import Array, Arrays
+from strategies.base import Array, Arrays, array_in
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

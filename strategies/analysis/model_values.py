@@ -26,7 +26,7 @@ from strategies.analysis.joint import factor_rows, joint_rows
 from strategies.analysis.model_state import BLOCKS, Status, bears, parts_in, status_in, used_in, with_status
 from strategies.analysis.partition import Tables
 from strategies.analysis.values import NUMBERS, SHARE, SHOWN, SQUARES, SUMS, VALUES, ValuesPhase
-from strategies.base import Array, Arrays, FloatArray, PhaseContext, PhaseResult, total_of
+from strategies.base import Array, Arrays, FloatArray, Phase, PhaseContext, PhaseResult, total_of
 from strategies.exact import total
 
 PAIRS = "model_patients_in_both"  # of two cells of the factors; beside a cell itself, in it
@@ -35,7 +35,7 @@ FAR = 4.0  # times the variance of all: ten values of a normal column exceed it 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelValuesPhase:
+class ModelValuesPhase(Phase):
     """As `ValuesPhase`, by cell of the joint table."""
 
     tables: Tables
@@ -91,9 +91,6 @@ class ModelValuesPhase:
             )
             return self._in_blocks(state, held_F, np.asarray(sums[PAIRS], np.int64), int(sums[SEVERAL]))
         return replace(result, state=state)
-
-    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
-        return {}
 
     def _in_blocks(self, state: Arrays, held_F: Array, pairs_FF: Array, several: int) -> PhaseResult:
         """held_F: records of each cell. A cell has `least_patients`, or the model is withheld; by published

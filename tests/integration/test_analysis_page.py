@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from numpy.typing import NDArray
+from statsmodels.duration.hazard_regression import PHReg
 
 from client.federation import Federation
 from tests.support import readme
@@ -30,6 +32,9 @@ SIZES = (150, 300, 80, 45)
 ANGINA = ["typical", "atypical", "none"]
 EXAMPLE = REPOSITORY / "docs" / "examples" / "analysis-survival.yaml"
 SEXES = (("female", "male"), ("female",), ("male",))  # overall, and by group
+RIDGE = 5.0
+Floats = NDArray[np.float64]
+Found = list[dict[str, Any]]  # figures
 
 
 class Clinics(LocalFederation):
@@ -58,11 +63,17 @@ def _shown(heading: str) -> dict[str, Any]:
     return dict(yaml.safe_load(block))
 
 
+def _words(name: str) -> dict[str, Any]:
+    """The field of this name within a sentence."""
+    (found,) = re.findall(rf"`({name}: [^`]+)`", PAGE.read_text())
+    return dict(yaml.safe_load(found))
+
+
 def _tables(folder: Path) -> list[dict[str, str]]:
     """Written for each clinic; all records."""
     rng, pooled = np.random.default_rng(7), []
     for name, size in zip(CLINICS, SIZES, strict=True):
-        records = [_record(rng) for _ in range(size)]
+        records = [{"patient": f"{name}-{place // 2}", **_record(rng)} for place in range(size)]
         with (folder / f"{name}.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, fieldnames=list(records[0]))
             writer.writeheader()
@@ -186,22 +197,161 @@ def test_the_pages_regression_and_survival_curves_follow_its_table(tmp_path: Pat
         axes.figure.clear()
 
 
-def _values(found: list[dict[str, Any]], figure: str, group: str) -> list[float]:
+def _values(found: Found, figure: str, group: str) -> list[float]:
     return [each["value"] for each in found if (each["figure"], each["group"]) == (figure, group)]
 
 
-def _check_risk(found: list[dict[str, Any]], text: str, pooled: list[dict[str, str]]) -> None:
-    """Newton's steps over the pooled records. N = records."""
+def _simulated(
+    folder: Path, fields: dict[str, Any], *, policy: dict[str, Any], **data: Any
+) -> tuple[Found, str]:
+    """Figures, and the table, of all silos' files under this policy. data: more of the silos' settings."""
+    arguments: list[str] = []
+    for name in CLINICS:
+        settings = {"format": "csv", "path": f"{name}.csv", "name": "ward", **data}
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump({"name": name, "data": settings}))
+        arguments += ["--silo", f"{name}.yaml"]
+    (folder / "job.yaml").write_text(yaml.safe_dump(fields))
+    rules = yaml.safe_dump({"federation": fields["federation"], **policy}, explicit_end=True)
+    (folder / "policy.yaml").write_text(rules)
+    run(["simulate", "job.yaml", *arguments, "--policy", "policy.yaml", "--out", "results"], folder)
+    found: Found = json.loads((folder / "results" / "results.json").read_text())["figures"]
+    return found, " ".join((folder / "results" / "results.txt").read_text().split())
+
+
+def test_the_pages_noise_hides_as_much_as_it_says(tmp_path: Path) -> None:
+    """Intervals of 95 %, whose noise follows from the job: four of fifteen may miss."""
+    pooled, noise = _tables(tmp_path), _shown("With noise")
+    fields = {**_shown("The file"), **noise}
+    found, _ = _simulated(tmp_path, fields, policy={})
+    held = []
+    for group, sexes in zip(("overall", "female", "male"), SEXES, strict=True):
+        mine = [each for each in pooled if each["sex"] in sexes]
+        for kind in ANGINA:
+            low, high = (_of(found, "angina", f"count, {end} end", kind, group) for end in ("lower", "upper"))
+            held.append(low <= sum(each["angina"] == kind for each in mine) <= high)
+        for column in ("age", "chol"):
+            low, high = (_of(found, column, f"mean, {end} end", "", group) for end in ("lower", "upper"))
+            held.append(low <= np.mean([float(each[column]) for each in mine if each[column]]) <= high)
+    assert len(held) == 15
+    assert sum(held) >= 11
+    (said,) = re.findall(r"up to (\d+) at epsilon (\S+), (\d+) at (\d\.\d)", PAGE.read_text())
+    assert float(said[1]) == noise["privacy"]["epsilon"]
+    for most, epsilon in (said[:2], said[2:]):
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump({**fields, "privacy": {"epsilon": float(epsilon)}}))
+        planned = " ".join(run(["analysis", "plan", "job.yaml"], tmp_path).split())
+        assert f"the count of a cell is off by up to {most} " in planned
+
+
+def test_the_pages_other_models_are_those_of_the_pooled_records(tmp_path: Path) -> None:
+    pooled, policy = _tables(tmp_path), _shown("What the institutions allow")
+    fields = {**_shown("The file"), "group": None, **_shown("A regression")}
+    model = fields["model"]
+
+    formula = {"family": model["family"], **_words("formula")}
+    found, text = _simulated(tmp_path, {**fields, "model": formula}, policy=policy)
+    design, ill_N, _ = _design(pooled)
+    design = np.column_stack([design, design[:, 1] * design[:, 2]])
+    beta, covariance = _newton(design, ill_N)
+    error = np.sqrt(np.diag(covariance))
+    assert "logistic model of ill yes by age + sex + age x sex" in text
+    assert _values(found, "coefficient", "model") == pytest.approx([*beta], rel=1e-5)
+    assert _values(found, "standard error", "model") == pytest.approx([*error], rel=1e-5)
+
+    by_patient = {**fields, "model": {**model, **_words("errors")}}
+    found, _ = _simulated(tmp_path, by_patient, policy=policy, unit="patient", max_rows_per_unit=2)
+    design, ill_N, patients = _design(pooled)
+    beta, covariance = _newton(design, ill_N)
+    score_NP = design * (ill_N - 1 / (1 + np.exp(-design @ beta)))[:, None]
+    score_UP = np.array([score_NP[patients == each].sum(axis=0) for each in np.unique(patients)])
+    count = len(score_UP) / (len(score_UP) - 1) * (len(ill_N) - 1) / (len(ill_N) - 3)
+    error = np.sqrt(np.diag(covariance @ score_UP.T @ score_UP @ covariance * count))
+    assert _values(found, "standard error", "model") == pytest.approx([*error], rel=1e-5)
+
+    assert "`ridge` penalizes coefficients" in PAGE.read_text()
+    found, _ = _simulated(tmp_path, {**fields, "model": {**model, "ridge": RIDGE}}, policy=policy)
+    beta, _ = _newton(design, ill_N, ridge=RIDGE)
+    assert _values(found, "coefficient", "model") == pytest.approx([*beta], rel=1e-5)
+    assert _values(found, "standard error", "model") == []
+
+
+def test_the_pages_cox_model_is_that_of_the_pooled_binned_records(tmp_path: Path) -> None:
+    pooled, shown = _tables(tmp_path), _shown("Survival curves")
+    survival = shown.pop("survival")
+    model = {"outcome": survival["status"], "time": survival["time"], "terms": [[survival["group"]]]}
+    fields = {**_shown("The file"), "group": None, **shown, "model": {**model, **_words("family")}}
+    found, text = _simulated(tmp_path, fields, policy=_shown("What the institutions allow"))
+    complete = [each for each in pooled if each["months"]]
+    assert f"cox model of state dead by arm: {len(complete)} complete records" in text
+    said = re.search(r"Bins of events: ([^.]*)\. Those censored [^:]*: ([^.]*)\.", text)
+    assert said is not None
+    events, censored = ([int(end) for end in re.findall(r" to (\d+)", ends)] for ends in said.groups())
+    assert len(events) > 3
+    is_event_N = np.array([each["state"] == "dead" for each in complete])
+    time_N = [
+        max(low for low in (0, *events) if low <= _ends(each))
+        if is_event
+        else min(end for end in censored if _ends(each) < end) - 0.5
+        for each, is_event in zip(complete, is_event_N, strict=True)
+    ]
+    arm_N1 = np.array([[each["arm"] == "treated"] for each in complete], np.float64)
+    fit = PHReg(np.array(time_N), arm_N1, status=is_event_N, ties="efron").fit(method="newton")
+    assert _values(found, "coefficient", "model") == pytest.approx([*fit.params], rel=1e-6)
+    assert _values(found, "standard error", "model") == pytest.approx([*fit.bse], rel=1e-6)
+    assert _values(found, "hazard ratio", "model") == pytest.approx([*np.exp(fit.params)], rel=1e-6)
+
+
+def test_the_pages_correlations_are_those_of_the_pooled_records(tmp_path: Path) -> None:
+    """Of the columns that its policy has measurements of."""
+    pooled, policy = _tables(tmp_path), _shown("What the institutions allow")
+    names, shown = policy["analyses"]["measurements"]["ward"], _shown("The file")
+    columns = [{**each, "show": ["mean"]} for each in shown["columns"] if each["name"] in names]
+    fields = {**shown, "group": None, "columns": columns, **_words("correlations")}
+    found, _ = _simulated(tmp_path, fields, policy=policy)
+    complete = np.array(
+        [[float(each[name]) for name in names] for each in pooled if all(map(each.get, names))]
+    )
+    expected = float(np.corrcoef(complete.T)[0, 1])
+    assert _of(found, names[0], "correlation", names[1], "overall") == pytest.approx(expected, abs=0.01)
+
+
+def _of(found: Found, *place: str) -> float:
+    """place: column, figure, part and group."""
+    (value,) = (
+        each["value"]
+        for each in found
+        if (each["column"], each["figure"], each["part"], each["group"]) == place
+    )
+    return float(value)
+
+
+def _values(found: Found, figure: str, group: str) -> list[float]:
+    return [each["value"] for each in found if (each["figure"], each["group"]) == (figure, group)]
+
+
+def _design(pooled: list[dict[str, str]]) -> tuple[Floats, Floats, NDArray[np.str_]]:
+    """Of the complete records of ill by age and sex, and whose they are."""
     complete = [each for each in pooled if each["age"]]
-    assert f"logistic model of ill yes by age + sex: {len(complete)} complete records" in text
     design = np.array([[1.0, float(each["age"]), each["sex"] == "male"] for each in complete], np.float64)
     ill_N = np.array([each["ill"] == "yes" for each in complete], np.float64)
-    beta = np.zeros(3)
+    return design, ill_N, np.array([each["patient"] for each in complete])
+
+
+def _newton(design: Floats, ill_N: Floats, *, ridge: float = 0.0) -> tuple[Floats, Floats]:
+    """Coefficients and their covariance. N = records."""
+    beta = np.zeros(design.shape[1])
+    penalty = np.diag([0.0, *[ridge] * (len(beta) - 1)])
     for _ in range(20):
         fitted_N = 1 / (1 + np.exp(-design @ beta))
-        covariance = np.linalg.inv(design.T * (fitted_N * (1 - fitted_N)) @ design)
-        beta += covariance @ design.T @ (ill_N - fitted_N)
-    scores = design * (ill_N - fitted_N)[:, None]
+        covariance = np.linalg.inv(design.T * (fitted_N * (1 - fitted_N)) @ design + penalty)
+        beta += covariance @ (design.T @ (ill_N - fitted_N) - penalty @ beta)
+    return beta, covariance
+
+
+def _check_risk(found: Found, text: str, pooled: list[dict[str, str]]) -> None:
+    design, ill_N, _ = _design(pooled)
+    assert f"logistic model of ill yes by age + sex: {len(ill_N)} complete records" in text
+    beta, covariance = _newton(design, ill_N)
+    scores = design * (ill_N - 1 / (1 + np.exp(-design @ beta)))[:, None]
     robust = covariance @ scores.T @ scores @ covariance * len(ill_N) / (len(ill_N) - 3)
     error = np.sqrt(np.diag(covariance))
     expected = {
@@ -216,7 +366,7 @@ def _check_risk(found: list[dict[str, Any]], text: str, pooled: list[dict[str, s
     assert re.search(rf"^ +sex male.* {beta[2]:.4g} ", text, re.M)
 
 
-def _check_survival(found: list[dict[str, Any]], text: str, pooled: list[dict[str, str]]) -> None:
+def _check_survival(found: Found, text: str, pooled: list[dict[str, str]]) -> None:
     """Kaplan-Meier and log-rank, bin by bin of the pooled records."""
     complete = [each for each in pooled if each["months"]]
     assert f"survival, months to state dead by arm: {len(complete)} complete records" in text
@@ -249,7 +399,7 @@ def _check_survival(found: list[dict[str, Any]], text: str, pooled: list[dict[st
     assert f"chi-squared {statistic:.3f}" in " ".join(text.split())
 
 
-def _bins(found: list[dict[str, Any]]) -> list[int]:
+def _bins(found: Found) -> list[int]:
     """Ends of the published bins: those with few deaths are merged."""
     parts = dict.fromkeys(each["part"] for each in found if each["figure"] == "survival")
     ends = [0, *(int(part.rpartition(" ")[2]) for part in parts)]

@@ -141,6 +141,16 @@ ANALYSES: Mapping[str, Mapping[str, Any]] = {
         )
         for ridge in (None, 500.0)
     },
+    "analysis_patients": {
+        "columns": summed_records.columns(("ill", "pulse", "ward")),
+        "model": {
+            "outcome": "ill",
+            "family": "logistic",
+            "terms": (("pulse",), ("ward",)),
+            "errors": "patient",
+            "iterations": 4,
+        },
+    },
     "analysis_correlations": {
         "columns": summed_records.columns(("pulse", "rate", "weight")),
         "correlations": True,

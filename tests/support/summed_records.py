@@ -14,14 +14,15 @@ import numpy as np
 from chorale.spec.analysis_spec import AnalysisSpec
 from silo_agent.training.analysis.cells import cell_counts, cell_values
 from silo_agent.training.analysis.model import FIRST_MEAN
+from silo_agent.training.analysis.patients import owners, patient_counts
 from silo_agent.training.analysis.table import DescribedTable
 from strategies.analysis.counts import CELLS, ROWS
 from strategies.analysis.cox import ENDINGS, EVENT_SUMS, EVENTS, MOMENTS, cells_of, center_of
-from strategies.analysis.design import NUMBER, design_of
+from strategies.analysis.design import Product, design_of
 from strategies.analysis.model_state import COEFFICIENTS, ITERATIONS, MODEL_PARTS, used_in
 from strategies.analysis.model_sums import BEYOND
 from strategies.analysis.partition import Family, Tables
-from strategies.analysis.regression import GRADIENT, INFORMATION, LIKELIHOODS, OUTER
+from strategies.analysis.regression import GRADIENT, INFORMATION, LIKELIHOODS, OUTER, PATIENTS, POWERS
 from strategies.analysis.values import MEANS, NUMBERS, SCORES, SHOWN, SQUARES, SUMS, standard_of
 from strategies.base import Array, Arrays, FloatArray
 from strategies.exact import exponential, logarithm, product, total
@@ -106,20 +107,16 @@ def _of_model(spec: AnalysisSpec, state: Arrays) -> dict[str, Array]:
     """Counts and values as silos sum them, without a rounded digit; of a step by exact operations."""
     tables, table = spec.tables, _table(spec)
     found = {**cell_counts(table, tables), **cell_values(table, tables, state)}
+    assert tables.model is not None
+    if tables.model.by_patient and f"{MODEL_PARTS}{tables.factors[0]}" in state:
+        found |= patient_counts(table, tables, state)
     if f"{MEANS}{tables.measured[0]}" not in state:
         return found
     design = design_of(tables)
-    design_NP = np.ones((table.records, len(design)))
-    for column, factors in enumerate(design):
-        for place, part in factors:
-            published_N = None if part == NUMBER else state[f"{MODEL_PARTS}{place}"][table.parts_NC[:, place]]
-            z_N = table.z_NK[:, tables.measured.index(place)] if published_N is None else published_N == part
-            design_NP[:, column] *= z_N
-    design_NP = np.where(used_in(tables, state), design_NP, 0.0)
+    design_NP = np.where(used_in(tables, state), _design(tables, table, state, design), 0.0)
     if tables.time is not None:
         return found | _of_cox(tables, table, state, design_NP)
     predictor_N = product(design_NP, state[COEFFICIENTS][:, None])[:, 0]
-    assert tables.model is not None
     outcome, family = tables.model.outcome, tables.model.family
     if family is Family.LOGISTIC:
         outcome_N = np.asarray(table.parts_NC[:, outcome] == 1, np.float64)
@@ -138,13 +135,36 @@ def _of_model(spec: AnalysisSpec, state: Arrays) -> dict[str, Array]:
     if family is Family.POISSON and int(state[ITERATIONS]) == 0:
         weight_N = outcome_N + FIRST_MEAN / ENDS[spec.columns[outcome].name][-1]
         score_N = weight_N * logarithm(weight_N) + outcome_N - weight_N
+    score_UP = score_N[:, None] * design_NP
+    if tables.model.by_patient:
+        owner_N, every = owners(table, tables, state), design_of(tables, first=0)
+        score_UL = np.zeros((int(owner_N.max()) + 1, len(every)))
+        np.add.at(score_UL, owner_N, score_N[:, None] * _design(tables, table, state, every))
+        score_UP = np.where(used_in(tables, state), score_UL[:, [every.index(each) for each in design]], 0.0)
+        square_UL = score_UL * score_UL
+        found |= {
+            POWERS: np.stack([total(square_UL), total(square_UL * square_UL)]),
+            PATIENTS: np.array([len(score_UL), 0]),
+        }
     return found | {
         INFORMATION: product(design_NP.T, weight_N[:, None] * design_NP),
         GRADIENT: product(design_NP.T, score_N[:, None])[:, 0],
         LIKELIHOODS: total(likelihood_N),
         BEYOND: np.zeros((), np.int64),
-        OUTER: product(design_NP.T, (score_N * score_N)[:, None] * design_NP),
+        OUTER: product(score_UP.T, score_UP),
     }
+
+
+def _design(tables: Tables, table: DescribedTable, state: Arrays, design: Sequence[Product]) -> FloatArray:
+    """Shapes: -> (N, P)."""
+    design_NP = np.ones((table.records, len(design)))
+    for column, factors in enumerate(design):
+        for place, part in factors:
+            if place in tables.measured:
+                design_NP[:, column] *= table.z_NK[:, tables.measured.index(place)]
+            else:
+                design_NP[:, column] *= state[f"{MODEL_PARTS}{place}"][table.parts_NC[:, place]] == part
+    return design_NP
 
 
 def _of_correlations(spec: AnalysisSpec, state: Arrays) -> dict[str, Array]:
@@ -202,4 +222,6 @@ def _table(spec: AnalysisSpec) -> DescribedTable:
         z_KN.append((values(spec.columns[place].name)[0] - ends[0] - half) / half)
     parts_NC = np.stack([parts(column.name) for column in spec.columns], axis=1)
     z_NK = np.stack(z_KN, axis=1) if z_KN else np.zeros((RECORDS, 0))
-    return DescribedTable(parts_NC=parts_NC, z_NK=z_NK, name="ward").complete(spec.tables)
+    unit_N = drawn("patient", bits=9) + 256
+    table = DescribedTable(parts_NC=parts_NC, z_NK=z_NK, name="ward", unit_N=unit_N)
+    return table.complete(spec.tables)
