@@ -69,17 +69,21 @@ WITHOUT_BINS = (
     "categories, or one of these has fewer censored records, or no term is left."
 )
 BINNED = "Cox model of pooled records with times binned alike ({ties}). Bins of events: {events}. Those "
-BINNED += "censored are at risk until the end of theirs: {censored}."
-TREND_OF = "Its chi-squared is that of a coefficient that changes with the {trend} of the bin."
+BINNED += "censored are at risk in each that begins before theirs ends: {censored}."
+TREND_OF = (
+    "Change: chi-squared (1) of a coefficient that changes with the {trend} of the bin; a small p speaks "
+)
+TREND_OF += "against proportional hazards."
 MERGED = "Merged: a part or a cell of the model's columns with categories holds fewer than {least} records."
 AGAINST = "Against {against}."
 WHOLE = "Whole model against none of its terms"
 ALL_TERMS = "All terms"
-LEFT_OUT = "{name} has no coefficient: its parts are merged into one."
+LEFT_OUT = "{name} has no {lacks}: its parts are merged into one, since a finer combination of categories, "
+LEFT_OUT += "outcome and bin of time has fewer than {least} records."
 BY_PATIENT = (
     "SE, p and interval allow for what records of one patient have in common (cluster-robust), by {by}. "
-    "SE (model): as if they had nothing. Records in two cells of categories that fewer than {least} patients "
-    "have count as of two patients, and all records where fewer have several."
+    "SE (model): as if they had nothing. Where fewer than {least} patients have records in the same two "
+    "cells of categories, these count as of two patients; where fewer have several records, all do."
 )
 ERRORS = "SE, p and interval are those of the model, by {by}. SE (HC1): without its variance (White 1980)."
 RIDGE = (
@@ -172,6 +176,7 @@ class FittedModel:
     def title(self) -> str:
         terms = " + ".join(" x ".join(term) for term in self.model.terms)
         terms += "" if self.model.offset is None else f", per {self.model.offset}"
+        terms += f", stratified by {' x '.join(self.model.strata)}" if self.model.strata else ""
         outcome = next(column for column in self.spec.columns if column.name == self.model.outcome)
         event = f" {outcome.categories[1]}" if outcome.categories else ""
         return (
@@ -346,7 +351,9 @@ class FittedModel:
             within = f"{test.freedom}, {self.freedom}" if test.figure == "F" else f"{test.freedom}"
             said = f"{test.figure} ({within}) {test.statistic:.2f}, p {_of_p(test.p)}"
             yield f"{test.term or WHOLE}: {said}."
-        yield from (LEFT_OUT.format(name=name) for name in self.left_out)
+        for name in self.left_out:
+            lacks = "baselines of its own" if name in self.model.strata else "coefficient"
+            yield LEFT_OUT.format(name=name, lacks=lacks, least=self.spec.min_cell)
 
 
 def _tests(spec: AnalysisSpec, state: Arrays, parts_of: Mapping[int, Sequence[int]]) -> Iterator[JointTest]:

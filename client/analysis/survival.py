@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 EVENT = 1
 WITHHELD = "Withheld: all records hold fewer than {least} events or censored records."
-METHOD = "Survival (Kaplan-Meier) at the end of each bin, of pooled records with times binned alike: those "
-METHOD += (
-    "censored are at risk until the end of their bin: {censored}. Records whose time is beyond the last "
+METHOD = (
+    "Survival (Kaplan-Meier) at the end of each bin, of pooled records with times binned alike: those "
+    "censored are at risk in each bin that begins before theirs ends: {censored}. Records whose time is "
+    "beyond the last edge are left out."
 )
-METHOD += "edge are left out."
 ERRORS = "SE by Greenwood's formula; the interval is that of log(-log(survival))."
 MERGED = "Bins were merged: in a finer one a part of the group has fewer than {least} events."
 GROUP_MERGED = "Merged: a part of the group holds fewer than {least} events or censored records."

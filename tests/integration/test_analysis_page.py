@@ -372,7 +372,7 @@ def _check_survival(found: Found, text: str, pooled: list[dict[str, str]]) -> No
     assert f"survival, months to state dead by arm: {len(complete)} complete records" in text
     left, apart, variance = {"placebo": 1.0, "treated": 1.0}, 0.0, 0.0
     curves: dict[str, list[float]] = {arm: [] for arm in left}
-    ends, censored = _bins(found), re.search(r"until the end of their bin: ([^.]*)\.", " ".join(text.split()))
+    ends, censored = _bins(found), re.search(r"begins before theirs ends: ([^.]*)\.", " ".join(text.split()))
     assert censored is not None
     until = [int(end) for end in re.findall(r" to (\d+)", censored[1])]
     for low, high in pairwise(ends):

@@ -186,7 +186,7 @@ def test_events_keep_their_bins_where_nobody_is_censored_before_the_end(tmp_path
     ]
     assert [each.survival for each in curve.bins] == pytest.approx([0.925, 0.85, 0.7, 0.55, 0.25])
     text = " ".join(found.to_text().split())
-    assert "those censored are at risk until the end of their bin: 0 to 60." in text
+    assert "those censored are at risk in each bin that begins before theirs ends: 0 to 60." in text
     assert "Bins were merged" not in text
     assert found.log_rank is None
 

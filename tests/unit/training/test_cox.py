@@ -159,7 +159,7 @@ def test_results_say_what_is_estimated_and_summarize_as_lifelines_does(tmp_path:
     assert "cox model of state dead by age + arm: 1200 complete records" in text
     assert "records with times binned alike (Efron)" in text
     assert "Bins of events: 0 to 6; 6 to 12; 12 to 18; 18 to 24; 24 to 36." in text
-    assert "Those censored are at risk until the end of theirs: 0 to 6; 6 to 12;" in text
+    assert "Those censored are at risk in each that begins before theirs ends: 0 to 6; 6 to 12;" in text
     assert "months, state dead" in text
     assert "HC1" not in results.to_csv() + text
     assert "hazard ratio, lower end" in results.to_csv()
@@ -169,6 +169,21 @@ def test_results_say_what_is_estimated_and_summarize_as_lifelines_does(tmp_path:
     assert summary.loc["arm treated", "exp(coef)"] == pytest.approx(
         np.exp(found.coefficients[1].estimate), rel=1e-12
     )
+
+
+def test_results_name_strata_and_say_which_have_no_baselines_and_why(tmp_path: Path) -> None:
+    """A model with strata read as one without; where theirs were merged they had "no coefficient"."""
+    rows = made_rows()
+    found, _ = fitted(tmp_path, rows, job_of(strata=["site"]))
+    assert found.title == "cox model of state dead by age + arm, stratified by site: 1200 complete records"
+    assert "baselines" not in found.to_text()
+    few = [{**row, "site": "ab"[place % 60 == 0]} for place, row in enumerate(rows)]
+    found, _ = fitted(tmp_path, few, job_of(strata=["site"]))
+    text = " ".join(found.to_text().split())
+    assert (
+        "site has no baselines of its own: its parts are merged into one, since a finer combination" in text
+    )
+    assert "has fewer than 10 records." in text
 
 
 def test_bins_are_merged_until_each_cell_holds_enough(tmp_path: Path) -> None:

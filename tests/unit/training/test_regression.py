@@ -281,6 +281,10 @@ def test_a_poisson_outcome_that_few_records_of_a_cell_have_merges_it(tmp_path: P
     found, _ = fitted(tmp_path, rows, "poisson", "stays", [["ward"]])
     assert found.status is Status.CONVERGED
     assert [each.term for each in found.coefficients][1:] in (["ward b or c"], ["ward b"])
+    few = [{**row, "stays": max(row["stays"], 1) if place > 12 else 0} for place, row in enumerate(rows)]
+    found, _ = fitted(tmp_path, few, "poisson", "stays", [["age"], ["sex"]])
+    assert [each.term for each in found.coefficients][1:] == ["age (years)"]
+    assert "sex has no coefficient: its parts are merged into one, since" in " ".join(found.to_text().split())
     rare = [{**row, "stays": int(place % 100 == 0)} for place, row in enumerate(rows)]
     found, _ = fitted(tmp_path, rare, "poisson", "stays", [["age"]])
     assert found.status is Status.SMALL_CELLS
