@@ -48,6 +48,7 @@ LOG_RANK = (
     "Log-rank test over these bins, hypergeometric variance: chi-squared {statistic:.3f}, degrees of freedom "
     "{freedom}, p {p}."
 )
+ONE_BIN = "One bin is left: the test compares how many have the event, not when."
 NOT_COMPARED = "Not compared: {group} has one published part."
 NOT_REACHED = "not reached"
 
@@ -253,6 +254,8 @@ class SurvivalCurves:
             p = "< 0.001" if self.log_rank.p < 0.001 else f"= {self.log_rank.p:.3f}"
             statistic, freedom = self.log_rank.statistic, self.log_rank.freedom
             yield LOG_RANK.format(statistic=statistic, freedom=freedom, p=p)
+            if len(self.curves[0].bins) == 1:
+                yield ONE_BIN
         elif self.survival.group is not None:
             yield NOT_COMPARED.format(group=self.survival.group)
 

@@ -168,6 +168,9 @@ def test_figures_of_two_small_tables_are_those_by_hand(tmp_path: Path) -> None:
     assert "not reached" in found.to_text()
     assert found.curves[0].median is not None
     assert found.curves[0].median.label == "6 to 12"
+    assert "One bin is left" not in found.to_text()
+    columns[0] = {"name": "months", "edges": [0, 12]}
+    assert "One bin is left" in SurvivalCurves.of(*results(tmp_path, rows, columns=columns)).to_text()
 
 
 def test_events_keep_their_bins_where_nobody_is_censored_before_the_end(tmp_path: Path) -> None:
