@@ -15,7 +15,7 @@ from crypto.errors import ConfigError
 from strategies.analysis.design import design_of, has_coefficient
 from strategies.analysis.joint import PartsOf, model_parts
 from strategies.analysis.partition import Tables
-from strategies.base import Array, Arrays
+from strategies.base import Array, Arrays, array_in
 
 STATUS = "method/model_status"  # () uint8, of Status
 MODEL_PARTS = "method/model_parts/"  # (parts,) int64, followed by the place of a factor
@@ -89,8 +89,14 @@ def bears(records: int, parameters: int) -> bool:
 
 
 def parts_in(tables: Tables, state: Arrays) -> PartsOf:
-    """Of the factors."""
-    return {place: state[MODEL_PARTS + str(place)].tolist() for place in tables.factors}
+    """Of the factors. Raises ConfigError for no parts: the state may come from outside."""
+    found = {}
+    for place in tables.factors:
+        name, size = f"{MODEL_PARTS}{place}", tables.partitions[place].size
+        found[place] = array_in(state, name, (size,), np.int64).tolist()
+        if not 0 <= min(found[place]) <= max(found[place]) < size:
+            raise ConfigError(f"state: {name}: expected parts from 0 to {size - 1}")
+    return found
 
 
 def model_begun(

@@ -29,11 +29,11 @@ from strategies.analysis.cox import (
 from strategies.analysis.design import Product, design_of
 from strategies.analysis.merging import are_bins
 from strategies.analysis.model_state import (
-    BLOCKS,
     COEFFICIENTS,
     ITERATIONS,
     MODEL_PARTS,
     Status,
+    parts_in,
     status_in,
     used_in,
 )
@@ -264,20 +264,11 @@ def _check(tables: Tables, state: Arrays) -> None:
     shapes: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
         COEFFICIENTS: ((size,), np.float64),
         ITERATIONS: ((), np.int64),
-        **{
-            MODEL_PARTS + str(place): ((tables.partitions[place].size,), np.int64) for place in tables.factors
-        },
     }
     if _family(tables) is Family.COX:
         shapes |= {MEANS + str(place): ((2,), np.float64) for place in tables.measured}
-    if _model(tables).by_patient:
-        shapes[BLOCKS] = ((tables.factor_cells,), np.int64)
     for name, (shape, dtype) in shapes.items():
         array_in(state, name, shape, dtype)
-    for place in tables.factors:
-        size, parts = tables.partitions[place].size, state[MODEL_PARTS + str(place)]
-        if not 0 <= int(parts.min()) <= int(parts.max()) < size:
-            raise ConfigError(f"state: {MODEL_PARTS}{place}: expected parts from 0 to {size - 1}")
-    of_time = MODEL_PARTS + str(tables.time)
-    if of_time in shapes and not status_in(state).is_withheld and not are_bins(state[of_time].tolist()):
-        raise ConfigError(f"state: {of_time}: expected bins of each ending")
+    parts_of, time = parts_in(tables, state), tables.time
+    if time is not None and not status_in(state).is_withheld and not are_bins(parts_of[time]):
+        raise ConfigError(f"state: {MODEL_PARTS}{time}: expected bins of each ending")

@@ -16,7 +16,7 @@ from strategies.analysis.joint import factor_rows
 from strategies.analysis.model_state import BLOCKS, parts_in
 from strategies.analysis.model_values import PAIRS, SEVERAL
 from strategies.analysis.partition import Tables
-from strategies.base import Array, Arrays
+from strategies.base import Array, Arrays, array_in
 
 BLOCK_PATIENTS = 1 << 13
 
@@ -33,10 +33,15 @@ def patient_counts(table: DescribedTable, tables: Tables, state: Arrays) -> dict
 
 def owners(table: DescribedTable, tables: Tables, state: Arrays) -> Indices:
     """Which records count together, by a number of their own from 0 on. Shapes: -> (N,)."""
-    block_N = state[BLOCKS][_cells(table, tables, state)]
+    cells = tables.factor_cells
+    block_F = array_in(state, BLOCKS, (cells,), np.int64)
+    # Security: with another number two patients would count as one
+    if not -1 <= int(block_F.min()) <= int(block_F.max()) < cells:
+        raise ConfigError(f"state: {BLOCKS}: expected blocks from -1 to {cells - 1}")
+    block_N = block_F[_cells(table, tables, state)]
     if (block_N < 0).any():
         return np.arange(table.records)
-    both_N = _patients(table) * tables.factor_cells + block_N
+    both_N = _patients(table) * cells + block_N
     return np.asarray(np.unique(both_N, return_inverse=True)[1])
 
 

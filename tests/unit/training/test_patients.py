@@ -8,6 +8,7 @@ Source: docs/decisions/0041-analysis.md.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,12 +17,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from crypto.errors import ConfigError
 from silo_agent.training.analysis.model import model_sums
 from silo_agent.training.analysis.patients import patient_counts
 from silo_agent.training.analysis.table import DescribedTable
 from strategies.analysis import model_state, model_values
 from strategies.analysis.counts import CELLS, IMPLAUSIBLE, CountsPhase
-from strategies.analysis.model_state import BLOCKS, COEFFICIENTS, Status, status_in
+from strategies.analysis.model_state import BLOCKS, COEFFICIENTS, MODEL_PARTS, Status, status_in
 from strategies.analysis.model_values import PAIRS, SEVERAL, ModelValuesPhase
 from strategies.analysis.partition import Family, Model, Partition, Tables
 from strategies.analysis.regression import LIKELIHOODS, OUTER
@@ -193,3 +195,30 @@ def test_patients_that_no_records_give_are_not_applied(
         phase = ModelValuesPhase(tables=tables)
         result = phase._in_blocks(state, counts, np.asarray(lied[PAIRS]), int(lied[SEVERAL]))
         assert (result.state is None, result.reason) == (bool(reason), reason)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (None, "expected int64 of shape (2,), got none"),
+        (np.array([0, 5]), "expected parts from 0 to 1"),
+        (np.array([0, -1]), "expected parts from 0 to 1"),
+    ],
+)
+def test_patients_are_counted_by_parts_alone(array: Array | None, message: str) -> None:
+    """A cell beyond the last one was an IndexError where the silo had records in it, and one below the first
+    was counted as another."""
+    tables, table = tables_of(2), table_of((1,) * len(KINDS))
+    state, _ = begun(tables, table)
+    bent = {name: each for name, each in state.items() if name != f"{MODEL_PARTS}2"}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        patient_counts(table, tables, bent if array is None else {**bent, f"{MODEL_PARTS}2": array})
+
+
+@pytest.mark.parametrize("blocks", [[2, 0], [0, -2]])
+def test_blocks_of_no_cell_are_refused(blocks: list[int]) -> None:
+    """With 2 the records of a patient counted together with those of the next one."""
+    tables, table = tables_of(2), table_of((1,) * len(KINDS))
+    state, _ = begun(tables, table)
+    with pytest.raises(ConfigError, match="expected blocks from -1 to 1"):
+        model_sums(table, tables, {**state, BLOCKS: np.array(blocks)}, is_last=True)
