@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from crypto.errors import ConfigError
+from crypto.errors import ConfigError, printable
 
 MAX_DEPTH = 16
 MAX_VALUES = 20_000  # names of fields included
@@ -62,12 +62,18 @@ def parse(data: bytes, *, source: str) -> Any:
 
 
 def dump(values: Any, *, in_one_line: bool = False) -> str:
-    """The values as text that `parse` reads back as they are, in the order that they have."""
-    more: dict[str, Any] = {}
-    if in_one_line:
-        more = {"default_flow_style": True, "width": 10**6, "allow_unicode": True}
-    text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, **more)
-    return text.removesuffix("\n").removesuffix("\n...") if in_one_line else text
+    """The values as text that `parse` reads back as they are, in the order that they have. Security: one line
+    for people has no character that `printable` escapes."""
+    if not in_one_line:
+        return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False))
+    text = ""
+    for is_escaped in (False, True):
+        form: dict[str, Any] = {"default_flow_style": True, "width": 10**6, "allow_unicode": not is_escaped}
+        text = yaml.dump(values, Dumper=_Dumper, sort_keys=False, **form)
+        text = text.removesuffix("\n").removesuffix("\n...")
+        if text == printable(text):
+            break
+    return text
 
 
 class _Reader:

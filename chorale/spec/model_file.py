@@ -113,7 +113,7 @@ class Line(SpecPart):
 
     slope: float = Field(ge=1.0 / MOST, le=1.0 / LEAST)
     intercept: float = Field(default=0.0, allow_inf_nan=False)
-    records: int | None = None
+    records: int | None = Field(default=None, ge=1)
     model: Sha256 | None = None
 
 

@@ -291,6 +291,7 @@ def test_a_number_has_no_log_odds(tmp_path: Path, chorale: Calls) -> None:
         ("warm", "expected fields and values, got text"),
         ('{"slope": 0.0}', "slope: expected at least 0.015625, got 0.0"),
         ('{"slope": 1.0, "intercept": .inf}', "intercept: expected a finite number, got inf"),
+        ('{"slope": 1.0, "records": -5}', "records: expected at least 1, got -5"),
         ('{"slope": 1.0, "model": "x"}', "model: expected 64 hexadecimal digits in lower case, got 'x'"),
         ("\ud800", "expected UTF-8 text"),
     ],

@@ -162,3 +162,14 @@ def test_a_number_of_two_meanings_is_asked(tmp_path: Path) -> None:
     best, doubts = likely_dialect(DataSettings(format="csv", path=tmp_path / "t.csv"))
     assert (best.decimal, best.thousands) == (".", None)
     assert "numbers may also have decimal ',', thousands '.'" in doubts
+
+
+def test_no_name_in_a_proposal_turns_a_line_around(desk: Desk, chorale: Calls) -> None:
+    """Those that YAML takes as they are stood in it as they were."""
+    names = ["age", "b\u202e", "größe", "c\u2066d"]
+    (desk.folder / "t.csv").write_text(f"{','.join(names)}\n" + "1,2,3,\u202eevil\n" * 9)
+    ended = described(desk, chorale, format="csv", path=str(desk.folder / "t.csv"))
+    assert all(line.isprintable() for line in ended.out.splitlines())
+    columns = yaml.safe_load(ended.out.partition("columns:")[2])
+    assert [each["name"] for each in columns] == names
+    assert columns[-1]["categories"] == ["\u202eevil"]
