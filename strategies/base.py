@@ -71,10 +71,10 @@ T = TypeVar("T", bound=PartOptions)
 
 
 def total_of(state: Arrays) -> int:
-    """What enrollment wrote as TOTAL. Raises ConfigError for another kind of array: it came from outside."""
-    found = state[TOTAL]
-    if found.shape != () or found.dtype.kind not in "iu":
-        got = f"got an array of shape {found.shape} and type {found.dtype}"
+    """What enrollment wrote as TOTAL. Raises ConfigError where it is none: it came from outside."""
+    found = state.get(TOTAL)
+    if found is None or found.shape != () or found.dtype.kind not in "iu":
+        got = "got none" if found is None else f"got an array of shape {found.shape} and type {found.dtype}"
         raise ConfigError(f"{TOTAL}: expected one whole number, {got}")
     return int(found)
 

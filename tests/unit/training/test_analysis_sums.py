@@ -17,6 +17,7 @@ from silo_agent.training.analysis.table import DescribedTable, load_table
 from silo_agent.training.data.settings import DataSettings
 from strategies.analysis.counts import CELLS, ROWS
 from strategies.analysis.values import NUMBERS, SQUARES, SUMS
+from strategies.base import TOTAL, Array, total_of
 from tests.support.databases import write_table
 from tests.support.described import analysis
 
@@ -161,6 +162,13 @@ def test_a_state_without_the_parts_of_the_group_is_refused(
     state = {} if row_G is None else {ROWS: row_G}
     with pytest.raises(ConfigError, match="method/group_parts: expected"):
         cell_values(tables["a"], job("sex").tables, state)
+
+
+@pytest.mark.parametrize("total", [None, np.array([7]), np.array(7.0)])
+def test_a_state_that_does_not_say_how_many_records_there_are_is_refused(total: Array | None) -> None:
+    """Without one it was a KeyError before a job's layout, and an internal failure of the silo."""
+    with pytest.raises(ConfigError, match="method/total: expected one whole number, got"):
+        total_of({} if total is None else {TOTAL: total})
 
 
 def test_a_silo_without_records_adds_nothing() -> None:
