@@ -4,7 +4,7 @@
 # with your deployment. From the repository's root:
 #
 #   docker buildx imagetools inspect python:3.11-slim-bookworm --format '{{.Manifest.Digest}}'
-#   docker build -f deploy/coordinator.Dockerfile --build-arg PYTHON_DIGEST=sha256:... -t chorale/coordinator:0.1.0 .
+#   docker build -f deploy/coordinator.Dockerfile --build-arg PYTHON_DIGEST=sha256:... -t chorale/coordinator:1.0.0 .
 #
 # Where everything comes from is an argument, for a build behind a mirror or without a network
 # (docs/deploy-kubernetes.md, "A mirror, or no network"); pip reads those that begin with PIP_.
@@ -44,7 +44,7 @@ ARG REVISION=unknown
 LABEL org.opencontainers.image.title="chorale-coordinator" \
       org.opencontainers.image.description="Drives the rounds of a Chorale federation and sees sums alone" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.version="1.0.0" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.base.name="${PYTHON_IMAGE}" \
       org.opencontainers.image.base.digest="${PYTHON_DIGEST}"

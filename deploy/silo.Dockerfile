@@ -4,7 +4,7 @@
 # with your deployment. From the repository's root:
 #
 #   docker buildx imagetools inspect python:3.11-slim-bookworm --format '{{.Manifest.Digest}}'
-#   docker build -f deploy/silo.Dockerfile --build-arg PYTHON_DIGEST=sha256:... -t chorale/silo:0.1.0 .
+#   docker build -f deploy/silo.Dockerfile --build-arg PYTHON_DIGEST=sha256:... -t chorale/silo:1.0.0 .
 #
 # For GPUs, name an index of PyTorch's whose CUDA the nodes' driver knows and which holds the torch of
 # constraints.txt: --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cu130
@@ -54,7 +54,7 @@ ARG REVISION=unknown
 LABEL org.opencontainers.image.title="chorale-silo" \
       org.opencontainers.image.description="An institution's side of a Chorale federation: trains on its data and masks what leaves" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.version="1.0.0" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.base.name="${PYTHON_IMAGE}" \
       org.opencontainers.image.base.digest="${PYTHON_DIGEST}" \

@@ -31,7 +31,7 @@ from crypto.session.messages import (
 from crypto.session.statements import AbandonedProof, CohortProof, Signer, StateProof
 
 AGENT_BYTES = 16
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 1
 CHUNK_BYTES = 1 << 20  # fastest and cheapest of 64 KiB .. 4 MiB over mutual TLS
 CHUNK_FRAME_BYTES = 16  # at most, around the bytes of one: tags, lengths, an offset below 2^35
 MAX_MESSAGE_BYTES = 4 << 20

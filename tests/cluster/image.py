@@ -11,7 +11,7 @@ from tests.cluster.page import PAGE
 from tests.support import own_code, wheels
 
 REPOSITORY = "chorale/silo-recorded"
-IMAGE = f"localhost/{REPOSITORY}:0.1.0"
+IMAGE = f"localhost/{REPOSITORY}:1.0.0"
 FILES = (
     "tests/__init__.py",
     "tests/cluster/__init__.py",

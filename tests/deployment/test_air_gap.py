@@ -17,7 +17,7 @@ from tests.support import programs
 from tools.release import air_gap, archives, statement
 from tools.release.errors import ReleaseError
 
-VERSION = "0.1.0"
+VERSION = "1.0.0"
 SECTION = PAGE.read_text().partition("\n## Without a network\n")[2].partition("\n## ")[0]
 (COMMANDS,) = re.findall(r"^```sh\n(.*?)^```$", SECTION, re.MULTILINE | re.DOTALL)
 ONE_INTERFACE = 'test "$(tail --lines +3 /proc/net/dev | cut --delimiter : --fields 1 | xargs)" = lo'

@@ -72,7 +72,7 @@ def shape(chart: str, name: str) -> Values:
 
 
 def dependency(name: str, **more: str) -> Values:
-    return {"name": name, "version": "0.1.0", **more}
+    return {"name": name, "version": "1.0.0", **more}
 
 
 def pod_template(objects: tuple[helm.Object, ...]) -> helm.Object:
@@ -245,12 +245,12 @@ def test_a_new_version_of_the_chart_alone_leaves_the_pod(helm_with: Helm, chart:
     newer = helm_with.folder / chart
     shutil.copytree(helm.CHARTS / chart, newer)
     text = (newer / "Chart.yaml").read_text()
-    assert text.count("ersion: 0.1.0") == 2
-    (newer / "Chart.yaml").write_text(text.replace("ersion: 0.1.0", "ersion: 0.2.0"))
+    assert text.count("ersion: 1.0.0") == 2
+    (newer / "Chart.yaml").write_text(text.replace("ersion: 1.0.0", "ersion: 1.1.0"))
     values = shape(chart, "airgap")  # which names the image by its digest
     old, new = helm_with.objects(chart, values), helm_with.objects(newer, values)
     assert pod_template(old) == pod_template(new)
-    assert helm.one(new, "StatefulSet")["metadata"]["labels"]["helm.sh/chart"] == f"{chart}-0.2.0"
+    assert helm.one(new, "StatefulSet")["metadata"]["labels"]["helm.sh/chart"] == f"{chart}-1.1.0"
 
 
 def test_a_change_of_the_policy_restarts_the_agent(helm_with: Helm) -> None:

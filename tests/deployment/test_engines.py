@@ -28,7 +28,7 @@ from tools.release.archives import Layout
 
 MEGABYTE = 10**6
 OWN_MEGABYTES = 20  # 3.5 on 2026-11-28, where torch's layer had 226 and that of the lock 227
-VERSION = "0.1.0"
+VERSION = "1.0.0"
 UNITS = contents.ROOT / "deploy" / "podman"
 MEMBERS = {"coordinator": "hub", "silo": "clinic-a"}
 SECTION = PAGE.read_text().partition("\n## With Podman\n")[2].partition("\n## ")[0]

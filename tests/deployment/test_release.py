@@ -30,7 +30,7 @@ from tools.release.components import PYPI, Component
 from tools.release.errors import ReleaseError
 from tools.release.verify import verify
 
-VERSION = "0.1.0"
+VERSION = "1.0.0"
 WHEEL = f"chorale-{VERSION}-py3-none-any.whl"
 SITE = "opt/chorale/lib/python3.11/site-packages"
 DPKG = "Package: libssl3\nStatus: install ok installed\nArchitecture: amd64\nVersion: 3.0.17-1\n\n"
@@ -133,7 +133,7 @@ def test_release_is_verified_by_a_python_that_has_nothing_installed(release: Pat
 
 
 def change_byte(folder: Path) -> None:
-    path = folder / "chorale-silo-0.1.0.tgz"
+    path = folder / "chorale-silo-1.0.0.tgz"
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.write_bytes(data)
@@ -211,7 +211,7 @@ def edit_json(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 
 
 def drop_component(folder: Path) -> None:
-    edit_json(folder / "chorale-silo-0.1.0.image.cdx.json", lambda bill: bill["components"].pop())
+    edit_json(folder / "chorale-silo-1.0.0.image.cdx.json", lambda bill: bill["components"].pop())
 
 
 def invent_component(folder: Path) -> None:
@@ -220,12 +220,12 @@ def invent_component(folder: Path) -> None:
         assert isinstance(components, list)
         components.append({**components[0], "name": "left-pad"})
 
-    edit_json(folder / "chorale-coordinator-0.1.0.image.cdx.json", add)
+    edit_json(folder / "chorale-coordinator-1.0.0.image.cdx.json", add)
 
 
 def other_software(folder: Path) -> None:
     """An image whose Chorale has one more line, with its own digest everywhere."""
-    archive = folder / "chorale-silo-0.1.0.image.oci.tar"
+    archive = folder / "chorale-silo-1.0.0.image.oci.tar"
     files = archives.Layout(archive).files(lambda path: True)
     files[f"{SITE}/crypto/prg.py"] += b"# open\n"
     digest = write_image(archive, files, epoch=0)
@@ -235,19 +235,19 @@ def other_software(folder: Path) -> None:
 
 def repin(folder: Path, digest: str) -> None:
     """The silo's chart with another image."""
-    packed = folder / "chorale-silo-0.1.0.tgz"
+    packed = folder / "chorale-silo-1.0.0.tgz"
     source = folder.parent / "chart"
     with tarfile.open(packed) as tar:
         tar.extractall(source, filter="data")
     values = source / "chorale-silo" / "values.yaml"
     values.write_text(re.sub(r"^  digest: .*$", '  digest: ""', values.read_text(), flags=re.MULTILINE))
-    (folder / "chorale-silo-0.1.0.chart.oci.tar").unlink()
+    (folder / "chorale-silo-1.0.0.chart.oci.tar").unlink()
     _, chart = build.chart(
         source / "chorale-silo", folder, helm=str(helm.installed()), image_digest=digest, epoch=0
     )
     edit_json(
         folder / "digests.json",
-        lambda found: found["charts"].update({"chorale-silo-0.1.0": chart}),
+        lambda found: found["charts"].update({"chorale-silo-1.0.0": chart}),
     )
 
 
@@ -291,13 +291,13 @@ def test_provenance_that_names_other_files_is_refused_under_a_good_signature(
 
 def test_signature_of_another_commit_is_refused(release: Path, keys: Path) -> None:
     sum_and_sign(release, keys / "ours.key", build.Commit(sha="e" * 40, epoch=0))
-    with pytest.raises(ReleaseError, match="it is of chorale 0.1.0 e{40}, provenance.json of another"):
+    with pytest.raises(ReleaseError, match="it is of chorale 1.0.0 e{40}, provenance.json of another"):
         verify(release, keys / "ours.pub")
 
 
 def test_statement_of_a_release(made: Path) -> None:
     """Bills fit CycloneDX's own schema, have what they should, and no login is told."""
-    for name in ("chorale-0.1.0", "chorale-silo-0.1.0.image"):
+    for name in ("chorale-1.0.0", "chorale-silo-1.0.0.image"):
         text = (made / f"{name}.cdx.json").read_text()
         assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     bill = {each["purl"]: each for each in json.loads(text)["components"]}
@@ -305,7 +305,7 @@ def test_statement_of_a_release(made: Path) -> None:
         {"license": {"name": "Apache-2.0"}}
     ]
     assert bill["pkg:pypi/click@8.5.1"]["licenses"] == [{"license": {"id": "MIT"}}]
-    wheel = json.loads((made / "chorale-0.1.0.cdx.json").read_text())["components"]
+    wheel = json.loads((made / "chorale-1.0.0.cdx.json").read_text())["components"]
     assert all(each["hashes"] and each["licenses"] for each in wheel)
     about = json.loads((made / statement.PROVENANCE).read_text())
     parameters = about["predicate"]["buildDefinition"]["externalParameters"]["buildArguments"]

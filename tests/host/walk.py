@@ -20,7 +20,7 @@ from tests.host.page import MEMBERS, OFFICE, PAGE, WHO, commands, sections
 from tests.support.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
-RELEASES = "0.1.0", "0.1.1"  # the page's, and the one after it
+RELEASES = "1.0.0", "1.0.1"  # the page's, and the one after it
 WHEEL = "/srv/release/chorale-{}-py3-none-any.whl"
 PACKAGES = "/usr/local/lib/packages"  # of boot.sh
 RECORDS = 60
@@ -116,7 +116,7 @@ class Walk:
         if "/pip install " not in command:
             return command
         self.report.adapted("pip has no index: the packages that it would bring are this environment's")
-        self.report.adapted("the release after 0.1.0 is this tree under another number")
+        self.report.adapted("the release after 1.0.0 is this tree under another number")
         place = "$(/opt/chorale/bin/python -c 'import site; print(site.getsitepackages()[0])')/packages.pth"
         wheel = WHEEL.format(RELEASES["--upgrade" in command])
         install = f"/opt/chorale/bin/pip install --no-index --no-deps --upgrade {wheel}"

@@ -219,7 +219,7 @@ async def test_another_protocol_version_is_refused(hub: LocalFederation) -> None
     async with attend(hub, "silo-0") as stream:
         await stream.call.write(pb.SiloMessage(hello=pb.Hello(protocol_version=99)))
         assert await stream.beats_until_end() == []
-        sentence = "protocol version: this coordinator speaks 4, the silo 99; upgrade the older side"
+        sentence = "protocol version: this coordinator speaks 1, the silo 99; upgrade the older side"
         assert await stream.end() == (grpc.StatusCode.FAILED_PRECONDITION, sentence)
 
 

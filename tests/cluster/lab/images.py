@@ -17,7 +17,7 @@ from tests.cluster.lab.steps import run_step, say
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("coordinator", "silo")
-TAG = "0.1.0"
+TAG = "1.0.0"
 BASE = "localhost/python:3.11-slim-bookworm"
 BASE_PACKAGES = "python3,python3-venv,python3-pip,python-is-python3,ca-certificates"
 BASE_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -65,12 +65,12 @@ def run(own: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_installed_wheel_has_the_digest_that_its_release_tells(wheel: Path, installed: Path) -> None:
-    expected = f"0.1.0 {software_sha256(wheel)} \n"
+    expected = f"1.0.0 {software_sha256(wheel)} \n"
     assert run(installed, "-c", TELL).stdout == expected
     with (installed / "silo_agent" / "agent.py").open("a") as file:
         file.write("# changed\n")
     changed = run(installed, "-c", TELL).stdout
-    assert changed.startswith("0.1.0 ")
+    assert changed.startswith("1.0.0 ")
     assert len(changed) == len(expected)
     assert changed != expected
 

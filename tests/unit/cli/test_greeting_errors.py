@@ -52,7 +52,7 @@ def _answering(desk: Desk, welcome: pb.Welcome) -> Iterator[str]:
     ("version", "hours", "code", "message"),
     [
         (PROTOCOL_VERSION, 1, 1, "clock: .* by -3[56][0-9]{2} seconds"),
-        (99, 0, 4, "coordinator: expected protocol version 4, got 99"),
+        (99, 0, 4, "coordinator: expected protocol version 1, got 99"),
     ],
     ids=["clock", "version"],
 )

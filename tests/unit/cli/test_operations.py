@@ -100,10 +100,10 @@ def test_silos_that_report_other_software_than_the_coordinator_stand_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And nothing that a silo calls its software reaches the operator's terminal as a command."""
-    same = {"connected": True, "software_version": "0.1.0", "software_digest": b"\xaa" * 32}
+    same = {"connected": True, "software_version": "1.0.0", "software_digest": b"\xaa" * 32}
     reply = operations_pb2.ListSilosReply(
         roster_version=4,
-        software_version="0.1.0",
+        software_version="1.0.0",
         software_digest=b"\xaa" * 32,
         silos=[
             operations_pb2.SiloStatus(name="a", **same),
@@ -120,9 +120,9 @@ def test_silos_that_report_other_software_than_the_coordinator_stand_out(
     monkeypatch.setattr(cli.job.options, "operator_settings", lambda *_, **__: None)
     done = CliRunner().invoke(cli.job.commands.job, ["silos"], catch_exceptions=False)
     head, a, b, c = done.stdout.splitlines()
-    assert head == f"roster version 4, the coordinator runs 0.1.0, sha256:{'aa' * 32}"
-    assert a.endswith(f"runs 0.1.0, sha256:{'aa' * 32}")
-    assert b.endswith(f"runs 0.1.0, sha256:{'bb' * 32}, not the coordinator's")
+    assert head == f"roster version 4, the coordinator runs 1.0.0, sha256:{'aa' * 32}"
+    assert a.endswith(f"runs 1.0.0, sha256:{'aa' * 32}")
+    assert b.endswith(f"runs 1.0.0, sha256:{'bb' * 32}, not the coordinator's")
     assert c.endswith("runs ?, sha256:none, not the coordinator's")
 
 
