@@ -128,7 +128,7 @@ def test_release_is_verified_by_a_python_that_has_nothing_installed(release: Pat
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(
-        r"chorale: chorale 0\.1\.0, commit [0-9a-f]{12}: 19 files fit, signed by ours\.pub\n", done.stdout
+        r"chorale: chorale 1\.0\.0, commit [0-9a-f]{12}: 19 files fit, signed by ours\.pub\n", done.stdout
     )
 
 
@@ -152,7 +152,7 @@ def edit_provenance(folder: Path) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "changed byte": (change_byte, r"chorale-silo-0\.1\.0\.tgz: SHA-256 is [0-9a-f]{64}, SHA256SUMS says"),
+    "changed byte": (change_byte, r"chorale-silo-1\.0\.0\.tgz: SHA-256 is [0-9a-f]{64}, SHA256SUMS says"),
     "removed file": (lambda f: (f / WHEEL).unlink(), rf"{WHEEL}: missing, SHA256SUMS lists it"),
     "added file": (
         lambda f: (f / "install.sh").write_text("true\n"),
@@ -254,13 +254,13 @@ def repin(folder: Path, digest: str) -> None:
 INSIDE: dict[str, tuple[Callable[[Path], object], str]] = {
     "bill lacks": (
         drop_component,
-        r"silo-0\.1\.0\.image\.cdx\.json: it leaves out the image's .* \((deb|pypi)\)",
+        r"silo-1\.0\.0\.image\.cdx\.json: it leaves out the image's .* \((deb|pypi)\)",
     ),
-    "bill invents": (invent_component, r"coordinator-0\.1\.0\.image\.cdx\.json: the image has no left-pad"),
-    "other software": (other_software, r"image\.oci\.tar: its Chorale has other files than chorale-0\.1\.0"),
+    "bill invents": (invent_component, r"coordinator-1\.0\.0\.image\.cdx\.json: the image has no left-pad"),
+    "other software": (other_software, r"image\.oci\.tar: its Chorale has other files than chorale-1\.0\.0"),
     "other image": (
         lambda f: repin(f, "sha256:" + "b" * 64),
-        r"silo-0\.1\.0\.tgz: it installs the image sha256:b+, expected sha256:",
+        r"silo-1\.0\.0\.tgz: it installs the image sha256:b+, expected sha256:",
     ),
     "other digests": (
         lambda f: edit_json(f / "digests.json", lambda found: found.update(software="c" * 64)),

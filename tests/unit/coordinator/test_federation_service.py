@@ -61,7 +61,7 @@ GREETINGS = {
     "another version": (
         greeting(protocol_version=99),
         "FAILED_PRECONDITION",
-        "this coordinator speaks 4, the silo 99",
+        "this coordinator speaks 1, the silo 99",
     ),
     "no hello": (pb.SiloMessage(heartbeat=pb.Heartbeat()), "INVALID_ARGUMENT", "expected a hello first"),
     **{

@@ -271,7 +271,7 @@ LATE = pb.CoordinatorMessage(heartbeat=pb.Heartbeat(unix_seconds=NOW.timestamp()
         ([welcome(skew_seconds=-301.0)], ConnectionFailed, r"differs from the coordinator's by \+301 sec"),
         ([welcome(skew_seconds=math.nan)], ConnectionFailed, "clock: "),
         ([welcome(), LATE], ConnectionFailed, "at most 300 are allowed"),  # off during the connection
-        ([welcome(version=1)], RemoteProtocolError, f"protocol version {PROTOCOL_VERSION}, got 1"),
+        ([welcome(version=9)], RemoteProtocolError, f"protocol version {PROTOCOL_VERSION}, got 9"),
     ],
     ids=["behind", "ahead", "no number", "later", "version"],
 )
