@@ -14,7 +14,14 @@ import click
 from chorale.runtime.files import read_limited, write_atomic
 from chorale.runtime.software import own_software
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import RECALIBRATED, Line, described_job, line_of, read_model, with_facts
+from chorale.spec.model_file import (
+    RECALIBRATED,
+    CalibrationLine,
+    described_job,
+    line_of,
+    read_model,
+    with_facts,
+)
 from chorale.spec.samples.column_specs import ColumnSpec
 from chorale.spec.samples.computed_columns import with_computed
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
@@ -202,7 +209,9 @@ def recalibrate(
         if None in (slope, intercept) or data is not None or config is not None or spec.classes != 2:
             raise ConfigError("--slope and --intercept: expected both, no data and a model of two classes")
         given = {"slope": slope, "intercept": intercept, "model": _digest(file)}
-        line = check_values(Line, given, source="", options={"slope": "--slope", "intercept": "--intercept"})
+        line = check_values(
+            CalibrationLine, given, source="", options={"slope": "--slope", "intercept": "--intercept"}
+        )
     else:
         require_extra("silo", "torch", what="model recalibrate, which builds the model,")
         from silo_agent.training.models.state import loaded_model
@@ -289,7 +298,7 @@ def _of_model(facts: Mapping[str, str]) -> dict[str, Any]:
     return {name: facts[name] for name in named if name in facts}
 
 
-def _shown(spec: JobSpec, facts: Mapping[str, str], line: Line | None) -> Iterator[str]:
+def _shown(spec: JobSpec, facts: Mapping[str, str], line: CalibrationLine | None) -> Iterator[str]:
     name, method, version = (facts.get(each, "unknown") for each in ("name", "method", "chorale"))
     yield f"{name}: {method}, after round {facts['round']} of job {facts['job'][:12]}"
     if "global_model" in facts:

@@ -28,7 +28,7 @@ from strategies.base import Array
 from strategies.expected import got
 from strategies.tasks.temperature import LEAST, MOST, TEMPERATURE
 
-RECALIBRATED = "recalibrated"  # fact of a file that is no job's own: a Line
+RECALIBRATED = "recalibrated"  # fact of a file that is no job's own: a CalibrationLine
 METADATA = "__metadata__"  # of a safetensors header
 ANALYSIS = "analysis"  # fact of a file of results: the job as it was signed
 MAX_MODEL_BYTES = 4 << 30
@@ -104,7 +104,7 @@ def _fitted(temperature: float | None) -> dict[str, str]:
     return {TEMPERATURE: f"{temperature:.6g}"}
 
 
-class Line(SpecPart):
+class CalibrationLine(SpecPart):
     """Log odds of answers: the network's times the slope, and the second of two classes plus the intercept.
 
     records: that it was fitted to; None: it was given. model: SHA-256 of the file that was recalibrated; None
@@ -117,12 +117,12 @@ class Line(SpecPart):
     model: Sha256 | None = None
 
 
-def line_of(facts: Mapping[str, str], *, source: str) -> Line | None:
+def line_of(facts: Mapping[str, str], *, source: str) -> CalibrationLine | None:
     """What becomes of the network's outputs before the softmax; None: nothing. Raises ConfigError."""
     if RECALIBRATED in facts:
         where = f"{source}: its metadata: {RECALIBRATED}"
         said = facts[RECALIBRATED].encode(errors="surrogatepass")
-        return check_values(Line, parse_mapping(said, source=where), source=where)
+        return check_values(CalibrationLine, parse_mapping(said, source=where), source=where)
     if TEMPERATURE not in facts:
         return None
     try:
@@ -132,7 +132,7 @@ def line_of(facts: Mapping[str, str], *, source: str) -> Line | None:
     if not LEAST <= found <= MOST:
         message = f"expected a number from {LEAST:g} to {MOST:g}, got {got(facts[TEMPERATURE])}"
         raise ConfigError(f"{source}: its metadata: {TEMPERATURE}: {message}")
-    return Line(slope=1.0 / found)
+    return CalibrationLine(slope=1.0 / found)
 
 
 def described_job(facts: Mapping[str, str], *, source: str) -> JobSpec:

@@ -119,8 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     smallest, records = isolated(masks_LN)
     print(f"{smallest} and more, {records} records in those below {LEAST}")
     values = [float(state[VALUE][0, 0, number]) for tree, number, _ in leaves if tree == 0]
-    told = sorted(fits(value, float(state[BASE][0])) for value in values)
-    print(f"records and classes that fit each leaf of the first tree: {told}")
+    pairs = sorted(fits(value, float(state[BASE][0])) for value in values)
+    print(f"pairs of counts that fit each leaf of the first tree: {pairs}")
     return 0
 
 

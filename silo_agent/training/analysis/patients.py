@@ -24,11 +24,14 @@ BLOCK_PATIENTS = 1 << 13
 def patient_counts(table: DescribedTable, tables: Tables, state: Arrays) -> dict[str, Array]:
     """Patients with records in both of two cells, and those with several records. Shapes: (F, F), ()."""
     patient_N, cell_N = _patients(table), _cells(table, tables, state)
-    in_UF = np.zeros((patient_N.max() + 1, tables.factor_cells), np.int64)
-    in_UF[patient_N, cell_N] = 1
-    blocks = range(0, len(in_UF), BLOCK_PATIENTS)
-    pairs_FF = sum(in_BF.T @ in_BF for in_BF in (in_UF[start : start + BLOCK_PATIENTS] for start in blocks))
-    return {PAIRS: np.asarray(pairs_FF), SEVERAL: np.array(np.count_nonzero(np.bincount(patient_N) > 1))}
+    is_in_UF = np.zeros((patient_N.max() + 1, tables.factor_cells), np.bool_)
+    is_in_UF[patient_N, cell_N] = True
+    pairs_FF = np.zeros((tables.factor_cells, tables.factor_cells))
+    for start in range(0, len(is_in_UF), BLOCK_PATIENTS):
+        in_BF = is_in_UF[start : start + BLOCK_PATIENTS].astype(np.float64)
+        pairs_FF += in_BF.T @ in_BF
+    several = np.count_nonzero(np.bincount(patient_N) > 1)
+    return {PAIRS: pairs_FF.astype(np.int64), SEVERAL: np.array(several)}
 
 
 def owners(table: DescribedTable, tables: Tables, state: Arrays) -> Indices:

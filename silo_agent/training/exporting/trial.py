@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import Line
+from chorale.spec.model_file import CalibrationLine
 from crypto.errors import ConfigError
 from silo_agent.training.data.settings import DataFormat, DataSettings
 from silo_agent.training.models.base import FederatedModel
@@ -56,7 +56,9 @@ def made_up_rows(spec: JobSpec, folder: Path) -> Path:
     return folder / "rows.csv"
 
 
-def answers_of_rows(spec: JobSpec, model: FederatedModel, rows: Path, line: Line | None) -> Columns:
+def answers_of_rows(
+    spec: JobSpec, model: FederatedModel, rows: Path, line: CalibrationLine | None
+) -> Columns:
     form = DataFormat.NPZ if rows.suffix == ".npz" else DataFormat.CSV
     inputs = inputs_in(DataSettings(format=form, path=rows), spec)
     found = predictions(model, inputs, spec, masks=rows.parent, line=line)

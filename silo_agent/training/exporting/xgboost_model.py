@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import Line
+from chorale.spec.model_file import CalibrationLine
 from strategies.base import Array, Arrays
 from strategies.phases.trees import BASE, MISSING_LEFT, SPLIT_ON, THRESHOLD, VALUE, side_by_side
 from strategies.tasks.regression import Regression
@@ -23,7 +23,7 @@ ROOT_PARENT = (1 << 31) - 1
 VERSION = (2, 0, 0)  # of XGBoost, from which on this form is read
 
 
-def xgboost_json(spec: JobSpec, arrays: Arrays, line: Line | None) -> bytes:
+def xgboost_json(spec: JobSpec, arrays: Arrays, line: CalibrationLine | None) -> bytes:
     """The model. Base scores stand in the leaves of the first trees, since versions differ in where else."""
     task, inputs = spec.method.task, int(np.prod(spec.input_shape))
     scale, shift = (1.0, 0.0) if line is None else (line.slope, line.intercept)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import Line
+from chorale.spec.model_file import CalibrationLine
 from crypto.errors import ConfigError
 from strategies.tasks.regression import Regression
 
@@ -29,7 +29,7 @@ def gives_scores(job: JobSpec) -> bool:
     return recipe.features.is_unit and not recipe.features.is_projected
 
 
-def kind_of(job: JobSpec, line: Line | None = None) -> str:
+def kind_of(job: JobSpec, line: CalibrationLine | None = None) -> str:
     """What the answers are, in a word. line: that of the model's file, which makes cosines probabilities."""
     word = job.method.task.word
     if word == "classification" and line is None and gives_scores(job):
@@ -37,7 +37,7 @@ def kind_of(job: JobSpec, line: Line | None = None) -> str:
     return KINDS.get(word, "output")
 
 
-def answers_of(outputs: Tensor, job: JobSpec, line: Line | None = None) -> Columns:
+def answers_of(outputs: Tensor, job: JobSpec, line: CalibrationLine | None = None) -> Columns:
     """Shapes: (N, *outputs). Raises ConfigError for a task whose answers are no columns."""
     word = job.method.task.word
     if word == "classification":
@@ -50,9 +50,9 @@ def answers_of(outputs: Tensor, job: JobSpec, line: Line | None = None) -> Colum
     return {f"output_{place}": flat[:, place].tolist() for place in range(flat.shape[1])}
 
 
-def answer_facts(job: JobSpec, line: Line | None = None) -> dict[str, Any]:
+def answer_facts(job: JobSpec, line: CalibrationLine | None = None) -> dict[str, Any]:
     """What outputs stand for, for who has neither the job nor this code: names of a row's answers, slope and
-    intercept as of `Line`, and the values that -1 and 1 are where they are numbers of a range."""
+    intercept as of `CalibrationLine`, and the values that -1 and 1 are where they are numbers of a range."""
     task, names, ends = job.method.task, names_of_classes(job), None
     if isinstance(task, Regression):
         labels, ends = job.label_columns, [task.low, task.high]
@@ -77,7 +77,7 @@ def mask_of(outputs: Tensor) -> Tensor:
     return outputs.argmax(dim=0)
 
 
-def calibrated(outputs_NC: Tensor, line: Line | None) -> Tensor:
+def calibrated(outputs_NC: Tensor, line: CalibrationLine | None) -> Tensor:
     """Logits that the softmax makes probabilities of. Shapes: -> (N, C) float64."""
     logits_NC = outputs_NC.double()
     if line is not None:

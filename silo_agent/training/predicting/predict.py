@@ -17,7 +17,7 @@ import torch
 
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import Line
+from chorale.spec.model_file import CalibrationLine
 from crypto.errors import ConfigError
 from silo_agent.training.data.formats.images.grids import Grid, as_stored, back
 from silo_agent.training.models.base import FederatedModel
@@ -36,7 +36,7 @@ def predictions(
     job: JobSpec,
     *,
     masks: Path,
-    line: Line | None = None,
+    line: CalibrationLine | None = None,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Columns:
     """A column of keys, those of `answers_of` and one of remarks; an input that cannot be read has the last
@@ -61,7 +61,7 @@ def _batch(
     job: JobSpec,
     places: range,
     masks: Path,
-    line: Line | None,
+    line: CalibrationLine | None,
 ) -> Iterator[Mapping[str, object]]:
     read: dict[int, np.ndarray] = {}
     grids: dict[int, Grid | None] = {}

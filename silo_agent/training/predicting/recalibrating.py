@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import Line
+from chorale.spec.model_file import CalibrationLine
 from chorale.spec.settings_file import check_values
 from crypto.errors import ConfigError
 from silo_agent.training.data.loading import load_data
@@ -55,13 +55,13 @@ def logits_of(
 
 
 def fitted_line(
-    logits_NC: Tensor, target_N: Tensor, *, before: Line | None, model: str
-) -> tuple[Line, Sequence[str]]:
+    logits_NC: Tensor, target_N: Tensor, *, before: CalibrationLine | None, model: str
+) -> tuple[CalibrationLine, Sequence[str]]:
     """The best line, and in words how the answers fit with it and with that of the file before. model: the
     file's SHA-256. Raises ConfigError where no line is known well enough."""
     slope, intercept = _fit(logits_NC, target_N)
     values = {"slope": slope.value, "intercept": intercept.value, "records": len(target_N), "model": model}
-    line = check_values(Line, values, source="the line that fits best")
+    line = check_values(CalibrationLine, values, source="the line that fits best")
     found = [f"{len(target_N)} records, to which the line is fitted:"]
     scores = (_scores(logits_NC, target_N, each) for each in (before, line))
     for what, one, other in zip(("log loss", "Brier score of all classes"), *scores, strict=True):
@@ -110,7 +110,7 @@ def _inverse_temperature(logits_NC: Tensor, target_N: Tensor) -> Estimate:
     return Estimate(value=high, error=1.0 / math.sqrt(information))
 
 
-def _scores(logits_NC: Tensor, target_N: Tensor, line: Line | None) -> tuple[float, float]:
+def _scores(logits_NC: Tensor, target_N: Tensor, line: CalibrationLine | None) -> tuple[float, float]:
     """Log loss, and the Brier score as the metric `calibration` has it."""
     found_NC = calibrated(logits_NC, line)
     squares_NC = (found_NC.softmax(dim=1) - one_hot(target_N, found_NC.shape[1])).square()

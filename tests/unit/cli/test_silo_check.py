@@ -73,8 +73,8 @@ def test_a_table_in_another_dialect_is_a_warning_without_a_job(desk: Desk, chora
     data = {"format": "csv", "path": str(desk.folder / "table.csv"), "rename": {"Alter": "age"}}
     for given in (data, {**data, "dialect": {"delimiter": ";"}}):
         ended = chorale("silo", "check", "--config", desk.silo(data=given))
-        (told,) = [line for line in ended.out.splitlines() if line.startswith("warning")]
-        assert told.endswith('otherwise; by its first lines: dialect: {delimiter: ";", decimal: ","}')
+        (warning,) = [line for line in ended.out.splitlines() if line.startswith("warning")]
+        assert warning.endswith('otherwise; by its first lines: dialect: {delimiter: ";", decimal: ","}')
         assert (ended.code, ended.out.splitlines()[-1]) == (0, "look at the warnings; nothing was sent")
     config = desk.silo(data={**data, "dialect": {"delimiter": ";", "decimal": ","}})
     assert chorale("silo", "check", "--config", config).out.endswith("all is well; nothing was sent\n")
@@ -95,13 +95,13 @@ def test_a_column_of_hardly_plausible_values_is_a_warning(desk: Desk, chorale: C
     """In another unit all were missing, and all was well."""
     pytest.importorskip("torch", reason="trains for real: needs the extra silo")
     job = table_job(desk, columns=[{"name": "age"}, {"name": "chol", "scale": 9.0, "plausible": [1, 60]}])
-    for wrong, is_told in ((31, True), (30, False)):
+    for wrong, is_warned in ((31, True), (30, False)):
         rows = "60,250,1\n" * wrong + "40,5,0\n" * (60 - wrong)
         config = table_silo(desk, f"age,chol,sick\n{rows}")
         ended = chorale("silo", "check", "--config", config, "--job", job)
         assert ended.code == 0, ended.out
-        told = f"warning  column: chol: {wrong} of 60 values are not plausible; has the file another unit?"
-        assert (told in ended.out) == is_told
+        warning = f"warning  column: chol: {wrong} of 60 values are not plausible; has the file another unit?"
+        assert (warning in ended.out) == is_warned
 
 
 def problems(ended: Ended) -> list[str]:
@@ -235,7 +235,7 @@ def test_of_trees_the_widest_level_is_tried_and_what_their_columns_lack_is_told(
     ended = chorale("silo", "check", "--config", table_silo(desk, written, policy=str(policy)), "--job", job)
     assert ended.code == 0, ended.out
     assert f"{3 * 8 * 8 * 4 * 65 / (1 << 20):.3f} MB to send" in ended.out
-    for text, told in (
+    for text, expected in (
         (written.replace("chol,sex", "fat,sex"), "chol"),
         (written.replace(",m,", ",w,"), "'w'"),
         (written.replace(",", ";").replace("60", "60,5"), 'dialect: {delimiter: ";", decimal: ","}'),
@@ -243,7 +243,7 @@ def test_of_trees_the_widest_level_is_tried_and_what_their_columns_lack_is_told(
         config = table_silo(desk, text, policy=str(policy))
         ended = chorale("silo", "check", "--config", config, "--job", job)
         assert ended.code == 1
-        assert told in ended.out
+        assert expected in ended.out
 
 
 def test_of_a_search_one_arm_is_tried_and_all_are_named(desk: Desk, chorale: Calls) -> None:

@@ -15,7 +15,7 @@ import yaml
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import Line
+from chorale.spec.model_file import CalibrationLine
 from crypto.errors import ConfigError, PolicyRefusal, Rule
 from crypto.fixed_point.layout import Disclosure, Side
 from research.analysis.leaves import fits
@@ -198,7 +198,9 @@ def job_of(objective: str, *, inputs: int, **fields: Any) -> JobSpec:
     return trees_job(inputs=inputs, classes=classes, **fields)
 
 
-def exported(spec: JobSpec, state: Mapping[str, Array], line: Line | None = None) -> xgboost.Booster:
+def exported(
+    spec: JobSpec, state: Mapping[str, Array], line: CalibrationLine | None = None
+) -> xgboost.Booster:
     booster = xgboost.Booster()
     booster.load_model(bytearray(xgboost_json(spec, state, line)))
     return booster
@@ -216,7 +218,7 @@ def test_xgboost_predicts_the_same_of_the_exported_model(
     y_N = y_N.astype(np.float32 if objective == DIABETES else np.int64)
     state, _ = grown(spec, divided(x_ND, y_N, x_ND, y_N))
     intercept = -0.4 if objective == CANCER else 0.0  # which two classes have
-    line = None if slope is None else Line(slope=slope, intercept=intercept)
+    line = None if slope is None else CalibrationLine(slope=slope, intercept=intercept)
     booster = exported(spec, state, line)
     assert booster.num_boosted_rounds() == max(1, math.ceil((rounds - 1) / 3))
     model = loaded_model(
